@@ -1,0 +1,218 @@
+"""What every command's front has in common: flags, help, mistakes in one sentence, exit codes. No TensorFlow.
+
+absl does the parsing. Added here: all mistakes of a line are found at once, an explicit flag wins over a flag file
+wherever the file stands, an unknown flag is refused with the nearest name, and `--help` shows our flags only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from difflib import get_close_matches
+from typing import Callable, Dict, Iterable, List, Mapping, Sequence, TextIO, Tuple
+
+from absl import flags
+
+Groups = Mapping[str, Sequence[str]]
+
+_HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
+_BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
+_NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
+_PLACEHOLDERS = {"int": "N", "string": "TEXT", "bool": ""}
+
+
+class UsageError(ValueError):
+    """What the user asked for cannot be done. Each sentence is shown as it is."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("\n".join(sentences))
+        self.sentences = sentences
+
+
+def run(program: str, body: Callable[[], int], stderr: TextIO) -> int:
+    """Runs a command's body and returns its exit code; a user's mistake is told in its own words, without a traceback."""
+    try:
+        code = body()
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        stderr.write(render_problems(program, error.sentences))
+        return 1
+    except KeyboardInterrupt:
+        stderr.write(f"{program}: interrupted.\n")
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether the command line asks for help rather than for a run."""
+    return any(word in _HELP_WORDS for word in _until_end_of_flags(words))
+
+
+def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
+    """Sets the flags from the words after the program's name; refuses with every mistake that the line has."""
+    fv.set_gnu_getopt(True)
+    sentences: List[str] = []
+    try:
+        words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
+    except flags.CantOpenFlagFileError as error:
+        raise UsageError(f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags.") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--flagfile cannot be read: it is not text in UTF-8 ({error.reason}).") from None
+    except flags.Error as error:
+        raise UsageError(f"{_reason(error)}. Write --flagfile=PATH.") from None
+
+    while True:
+        try:
+            positional = fv(["program", *words])[1:]
+            break
+        except flags.UnrecognizedFlagError as error:
+            name = error.flagname
+            sentences.append(f"--{name} is not a flag. {_nearest_flag(name, fv)}")
+            words = _without(name, words, fv)
+        except flags.Error as error:
+            name, sentence = _explain(error, fv)
+            sentences.append(sentence)
+            if name is None:
+                raise UsageError(*sentences) from None
+            words = _without(name, words, fv)
+    sentences += [f"{word!r} is not expected here; options start with --." for word in positional]
+    if sentences:
+        raise UsageError(*sentences)
+
+
+def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, width: int) -> str:
+    """Returns the help text: the groups' flags with what they take, what they do and their defaults."""
+    width = max(60, min(width, 120))
+    blocks = [f"usage: {usage}", textwrap.fill(about, width)]
+    column = 2 + max(len(_form(fv[name])) for names in groups.values() for name in names)
+    column = min(column, 34) + 2
+    for title, names in groups.items():
+        lines = [title]
+        for name in names:
+            form = "  " + _form(fv[name])
+            text = textwrap.wrap(f"{fv[name].help} {_default(fv[name])}".strip(), width - column)
+            first = [f"{form:<{column}}{text[0]}"] if len(form) < column else [form, " " * column + text[0]]
+            lines += first + [" " * column + line for line in text[1:]]
+        blocks.append("\n".join(lines))
+    blocks.append("--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def render_problems(program: str, sentences: Sequence[str]) -> str:
+    """Returns the text for stderr: the sentence, or a numbered list of them."""
+    if len(sentences) == 1:
+        return f"{program}: {sentences[0]}\n"
+    lines = [f"{program}: {len(sentences)} problems:"]
+    lines += [f"  {number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def alternatives(values: Iterable[object]) -> str:
+    """Returns `a`, `a or b`, `a, b or c`."""
+    words = [str(value) for value in values]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def flag_text(name: str, value: object) -> str:
+    """Returns a flag as one would type it."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    return f"--{name}={value}"
+
+
+def _until_end_of_flags(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _flag_files_first(words: Sequence[str]) -> List[str]:
+    """Moves every --flagfile to the front, so that what stands on the line itself is read last and wins."""
+    flags_part = list(_until_end_of_flags(words))
+    rest = list(words[len(flags_part) :])
+    files: List[str] = []
+    others: List[str] = []
+    pending = iter(flags_part)
+    for word in pending:
+        if word in ("--flagfile", "-flagfile"):
+            files += [word, *[value for value in [next(pending, None)] if value is not None]]
+        elif word.startswith(("--flagfile=", "-flagfile=")):
+            files.append(word)
+        else:
+            others.append(word)
+    return files + others + rest
+
+
+def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]:
+    """Leaves out a flag, and the value that follows it as a word of its own."""
+    kept: List[str] = []
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        if word == "--":
+            return [*kept, word, *pending]
+        bare = word.lstrip("-") if word.startswith("-") else ""
+        if bare.split("=")[0] != name:
+            kept.append(word)
+        elif bare == name and pending and not pending[0].startswith("-") and not (name in fv and fv[name].boolean):
+            pending.pop(0)
+    return kept
+
+
+def _explain(error: flags.Error, fv: flags.FlagValues) -> Tuple[str | None, str]:
+    """Returns the flag that an absl error is about, and the sentence for the user."""
+    text = _reason(error)
+    missing = _NO_VALUE.match(text)
+    if missing:
+        return missing[1], f"--{missing[1]} needs a value: {_form(fv[missing[1]])}."
+    bad = _BAD_VALUE.match(text)
+    if bad:
+        reason = bad[3].rstrip(".")
+        return bad[1], f"--{bad[1]}={bad[2]} cannot be: {reason}. It takes {_takes(fv[bad[1]])}."
+    return None, text
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _nearest_flag(name: str, fv: flags.FlagValues) -> str:
+    near = get_close_matches(name, list(fv), n=1, cutoff=0.5)
+    return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
+
+
+def _form(flag: flags.Flag) -> str:
+    value = _value_form(flag)
+    return f"--{flag.name}={value}" if value else f"--[no]{flag.name}"
+
+
+def _value_form(flag: flags.Flag) -> str:
+    choices = getattr(flag.parser, "enum_values", None)
+    if choices:
+        return "|".join(choices)
+    return getattr(flag.parser, "placeholder", None) or _PLACEHOLDERS.get(flag.flag_type(), "TEXT")
+
+
+def _takes(flag: flags.Flag) -> str:
+    choices = getattr(flag.parser, "enum_values", None)
+    if choices:
+        return alternatives(choices)
+    lower = getattr(flag.parser, "lower_bound", None)
+    if lower is not None:
+        return f"a whole number from {lower} on"
+    return getattr(flag.parser, "syntactic_help", "") or f"a {flag.flag_type()}"
+
+
+def _default(flag: flags.Flag) -> str:
+    if flag.default is None or flag.boolean:
+        return ""
+    return f"Default: {flag.default_as_str.strip(chr(39))}."
+
+
+def namespace(fv: flags.FlagValues, names: Iterable[str]) -> Dict[str, object]:
+    """Returns the values of some flags by name."""
+    return {name: fv[name].value for name in names}
