@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from difflib import get_close_matches
-from typing import Callable, Dict, Iterable, List, Mapping, Sequence, TextIO, Tuple
+from typing import Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
@@ -126,6 +126,11 @@ def flag_text(name: str, value: object) -> str:
     return f"--{name}={value}"
 
 
+def speaks_unicode(stream: TextIO) -> bool:
+    """Whether a stream can carry box drawings."""
+    return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+
+
 def _until_end_of_flags(words: Sequence[str]) -> Sequence[str]:
     return words[: words.index("--")] if "--" in words else words
 
@@ -163,7 +168,7 @@ def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]
     return kept
 
 
-def _explain(error: flags.Error, fv: flags.FlagValues) -> Tuple[str | None, str]:
+def _explain(error: flags.Error, fv: flags.FlagValues) -> Tuple[Optional[str], str]:
     """Returns the flag that an absl error is about, and the sentence for the user."""
     text = _reason(error)
     missing = _NO_VALUE.match(text)
@@ -211,8 +216,3 @@ def _default(flag: flags.Flag) -> str:
     if flag.default is None or flag.boolean:
         return ""
     return f"Default: {flag.default_as_str.strip(chr(39))}."
-
-
-def namespace(fv: flags.FlagValues, names: Iterable[str]) -> Dict[str, object]:
-    """Returns the values of some flags by name."""
-    return {name: fv[name].value for name in names}

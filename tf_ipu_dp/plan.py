@@ -1,0 +1,565 @@
+"""Topology, batch and step arithmetic. Pure: a config, facts about the data and what poprun gave in; a RunPlan or a refusal out.
+
+Nobody else calculates any of this. A refusal lists all problems at once, and every value that it suggests has been
+planned before it is suggested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config import SCHEDULES, DatasetFacts, Duration, Hosts, TrainConfig
+
+_MOST_VALUES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchedTopology:
+    """What a launcher has already decided: the job that this process is one instance of."""
+
+    launcher: str
+    replicas: int
+    ipus_per_replica: int
+    instances: int
+    instance: int
+    hosts: Optional[int] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fix:
+    """One way out of a problem: flags to set; None stands for leaving the flag out."""
+
+    changes: Tuple[Tuple[str, Any], ...]
+
+    def apply(self, config: TrainConfig) -> TrainConfig:
+        """Returns the config with the changes made."""
+        return dataclasses.replace(config, **dict(self.changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One rule that the flags break. `rule` is stable, `sentence` is for the user."""
+
+    rule: str
+    sentence: str
+    fixes: Tuple[Fix, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.sentence} {_render_fixes(self.fixes)}".strip()
+
+
+class PlanError(cli.UsageError):
+    """The flags describe a job that cannot be laid out."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(*map(str, problems))
+        self.problems = tuple(problems)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """Where one copy of the model lives. Stage s runs on `ipu_ids[s]`; IPUs beyond the stages are idle."""
+
+    index: int
+    instance: int
+    host: int
+    ipu_ids: Tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """IPUs, replicas, instances and hosts of the whole job."""
+
+    ipus: int
+    pipeline_stages: int
+    pipeline_schedule: str
+    instances: int
+    hosts: Hosts
+    launcher: Optional[str]
+
+    @property
+    def ipus_per_replica(self) -> int:
+        return ipus_per_replica(self.pipeline_stages)
+
+    @property
+    def replicas(self) -> int:
+        return self.ipus // self.ipus_per_replica
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas that one instance drives."""
+        return self.replicas // self.instances
+
+    @property
+    def ipus_per_instance(self) -> int:
+        return self.ipus // self.instances
+
+    @property
+    def instances_per_host(self) -> int:
+        return self.instances // self.hosts.count
+
+    @property
+    def idle_ipus(self) -> int:
+        """IPUs that a replica holds because they come in powers of two, and that run no stage."""
+        return self.replicas * (self.ipus_per_replica - self.pipeline_stages)
+
+    def host_name(self, host: int) -> str:
+        """Returns the name given for a host, or its number."""
+        return self.hosts.names[host] if self.hosts.names else f"host {host}"
+
+    def replica(self, index: int) -> Replica:
+        """Returns where a replica lives. Replicas are dealt to instances, and instances to hosts, in blocks."""
+        instance = index // self.local_replicas
+        first = index * self.ipus_per_replica
+        ids = tuple(range(first, first + self.ipus_per_replica))
+        return Replica(index, instance, instance // self.instances_per_host, ids)
+
+    def all_replicas(self) -> Iterator[Replica]:
+        """Goes through the replicas in order."""
+        return map(self.replica, range(self.replicas))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """How one weight update is divided over the job."""
+
+    micro_batch_size: int
+    accumulation: int
+    replicas: int
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.accumulation * self.replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """How the training is divided into epochs, executions and steps. A step is one weight update."""
+
+    updates_per_epoch: int
+    dropped_samples_per_epoch: int
+    device_iterations: int
+    full_epochs: int
+    last_epoch_updates: int
+
+    @property
+    def updates(self) -> int:
+        """Weight updates of the whole run."""
+        return self.full_epochs * self.updates_per_epoch + self.last_epoch_updates
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, the last of which may be a part of one."""
+        return self.full_epochs + bool(self.last_epoch_updates)
+
+    @property
+    def executions_per_epoch(self) -> int:
+        return self.updates_per_epoch // self.device_iterations
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """How the validation samples are covered exactly once; slots beyond them are padding, to be masked."""
+
+    samples: int
+    instances: int
+    slots_per_instance: int
+
+    @property
+    def padded_samples(self) -> int:
+        return self.slots_per_instance * self.instances - self.samples
+
+    def shard(self, instance: int) -> range:
+        """Returns the samples of one instance: disjoint, complete, and even up to one sample."""
+        return range(self.samples * instance // self.instances, self.samples * (instance + 1) // self.instances)
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasSteps:
+    """The arguments for the SDK's Keras. Its steps are micro batches: per replica in an execution, else of all local replicas."""
+
+    steps_per_execution: int
+    steps_per_epoch: int
+    last_epoch_steps: int
+    validation_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """One run, laid out. It is the same on every instance."""
+
+    dataset: DatasetFacts
+    topology: Topology
+    batch: Batch
+    epochs: Epochs
+    validation: Validation
+    keras: KerasSteps
+
+
+def plan_run(config: TrainConfig, dataset: DatasetFacts, launched: Optional[LaunchedTopology] = None) -> RunPlan:
+    """Lays a run out, or raises PlanError with every problem that it has."""
+    draft = _examine(config, dataset, launched)
+    if draft.plan:
+        return draft.plan
+
+    def rules_after(fix: Fix) -> Tuple[str, ...]:
+        return _examine(fix.apply(config), dataset, launched).rules()
+
+    before = set(draft.rules())
+    problems = []
+    for rule, sentence, candidates in draft.broken:
+        outcomes = [(fix, rules_after(fix)) for fix in candidates()]
+        helpful = [(fix, after) for fix, after in outcomes if rule not in after]
+        clean = [fix for fix, after in helpful if before.issuperset(after)]
+        problems.append(Problem(rule, sentence, tuple(clean or [fix for fix, _ in helpful])))
+    raise PlanError(problems)
+
+
+def ipus_per_replica(stages: int) -> int:
+    """Returns the IPUs that a model of so many pipeline stages occupies: devices come in powers of two."""
+    return 1 << (stages - 1).bit_length()
+
+
+def accumulation_unit(stages: int, schedule: str) -> int:
+    """Returns what the accumulation must be a multiple of, so that the pipeline's compiler takes it."""
+    if stages == 1:
+        return 1
+    return {"grouped": 2 * stages, "interleaved": stages, "sequential": 1}[schedule]
+
+
+_Candidates = Callable[[], Iterable[Fix]]
+
+
+class _Draft:
+    """The rules broken so far, and the plan when there are none."""
+
+    def __init__(self) -> None:
+        self.broken: List[Tuple[str, str, _Candidates]] = []
+        self.plan: Optional[RunPlan] = None
+
+    def refuse(self, rule: str, sentence: str, candidates: _Candidates) -> None:
+        self.broken.append((rule, sentence, candidates))
+
+    def rules(self) -> Tuple[str, ...]:
+        return tuple(rule for rule, _, _ in self.broken)
+
+
+def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[LaunchedTopology]) -> _Draft:
+    """Goes through the rules in the order in which a reader would; later ones are left out where they have no meaning."""
+    draft = _Draft()
+    topology = _examine_topology(draft, config, launched)
+    batch = _examine_batch(draft, config, topology) if topology else None
+    epochs = _examine_epochs(draft, config, dataset, topology, batch) if topology and batch else None
+    if topology and batch and epochs and not draft.broken:
+        steps_per_execution = batch.accumulation * epochs.device_iterations
+        validation = _plan_validation(dataset.validation_samples, topology, batch, steps_per_execution)
+        steps_per_update = batch.accumulation * topology.local_replicas
+        keras = KerasSteps(
+            steps_per_execution=steps_per_execution,
+            steps_per_epoch=epochs.updates_per_epoch * steps_per_update,
+            last_epoch_steps=epochs.last_epoch_updates * steps_per_update,
+            validation_steps=validation.slots_per_instance // batch.micro_batch_size,
+        )
+        draft.plan = RunPlan(dataset, topology, batch, epochs, validation, keras)
+    return draft
+
+
+def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[LaunchedTopology]) -> Optional[Topology]:
+    if launched:
+        _examine_agreement(draft, config, launched)
+        per_replica = launched.ipus_per_replica
+        ipus = launched.replicas * per_replica
+        stages = config.pipeline_stages or per_replica
+        instances = launched.instances
+        hosts = Hosts(launched.hosts) if launched.hosts else config.hosts or Hosts(1)
+        if config.hosts and config.hosts.count == hosts.count:
+            hosts = config.hosts
+        source = launched.launcher
+        if "launched_stages" in draft.rules():
+            return None
+    else:
+        ipus = config.ipus or 1
+        stages = config.pipeline_stages or 1
+        per_replica = ipus_per_replica(stages)
+        instances = config.instances or 1
+        hosts = config.hosts or Hosts(1)
+        source = None
+
+    name = "--ipus" if launched is None else f"{launched.launcher}'s number of IPUs"
+    powers = "IPUs come in powers of two"
+    if not _is_power_of_two(ipus):
+        near = [n for n in _powers_around(ipus) if n >= per_replica] or [per_replica]
+        draft.refuse("ipus", f"{name}={ipus} is not possible: {powers}.", lambda: _sets("ipus", near))
+    elif ipus < per_replica:
+        draft.refuse(
+            "ipus_per_replica",
+            f"{name}={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, because {powers}.",
+            lambda: [*_sets("ipus", [per_replica]), *_sets("pipeline_stages", [ipus])],
+        )
+    replicas = ipus // per_replica if _is_power_of_two(ipus) else 0
+    if not _is_power_of_two(instances) or (replicas and instances > replicas):
+        least = hosts.count if _is_power_of_two(hosts.count) else 1
+        count = f"{replicas} replica{'s' * (replicas != 1)}" if replicas else "a power of two of replicas"
+        draft.refuse(
+            "instances",
+            f"--instances={instances} cannot share {count} evenly.",
+            lambda: [
+                *_sets("instances", _powers_up_to(replicas or 2 * instances, least, near=instances)),
+                *_sets("ipus", [instances * per_replica] if _is_power_of_two(instances) else []),
+            ],
+        )
+    if not _is_power_of_two(hosts.count) or instances % hosts.count:
+        fewer = _powers_up_to(instances, 1, near=hosts.count)
+        draft.refuse(
+            "hosts",
+            f"{cli.flag_text('hosts', hosts)} cannot share {instances} instance{'s' * (instances != 1)} evenly "
+            f"({hosts.count} hosts).",
+            lambda: [
+                *_sets("hosts", [_fewer_hosts(hosts, n) for n in fewer]),
+                *_sets("instances", [hosts.count] if _is_power_of_two(hosts.count) else []),
+                *(
+                    [Fix((("ipus", hosts.count * per_replica), ("instances", hosts.count)))]
+                    if _is_power_of_two(hosts.count) and replicas < hosts.count
+                    else []
+                ),
+            ],
+        )
+    if draft.broken and not (replicas and replicas % instances == 0):
+        return None
+    return Topology(ipus, stages, config.pipeline_schedule, instances, hosts, source) if replicas else None
+
+
+def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTopology) -> None:
+    """The launcher's word counts; flags that say something else are refused rather than overridden."""
+    who = launched.launcher
+    given: Dict[str, Tuple[Optional[object], object, str]] = {
+        "ipus": (
+            config.ipus,
+            launched.replicas * launched.ipus_per_replica,
+            f"{launched.replicas} replicas x {launched.ipus_per_replica} IPUs each",
+        ),
+        "instances": (config.instances, launched.instances, "instances"),
+        "hosts": (config.hosts and config.hosts.count, launched.hosts, "hosts"),
+    }
+    for name, (asked, real, what) in given.items():
+        if asked is not None and real is not None and asked != real:
+            draft.refuse(
+                f"launched_{name}",
+                f"--{name}={getattr(config, name)} disagrees with {who}, which started {real} ({what}).",
+                _both(name, Hosts(launched.hosts or 1) if name == "hosts" else real),
+            )
+    stages = config.pipeline_stages
+    if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
+        fitting = range(launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica + 1)
+        nearest = sorted(fitting, key=lambda n: abs(n - stages))[:4]
+        draft.refuse(
+            "launched_stages",
+            f"--pipeline_stages={stages} takes {ipus_per_replica(stages)} IPUs per replica, but {who} gave "
+            f"{launched.ipus_per_replica}.",
+            lambda: [*_sets("pipeline_stages", sorted(nearest)), *_sets("pipeline_stages", [None])],
+        )
+
+
+def _examine_batch(draft: _Draft, config: TrainConfig, topology: Topology) -> Optional[Batch]:
+    micro = config.micro_batch_size
+    asked = config.gradient_accumulation
+    total = config.global_batch_size
+    replicas = topology.replicas
+    stages, schedule = topology.pipeline_stages, topology.pipeline_schedule
+    unit = accumulation_unit(stages, schedule)
+    rule = f"a {schedule} pipeline of {stages} stages takes multiples of {unit}"
+
+    if total is not None and asked is not None:
+        draft.refuse(
+            "batch_twice",
+            f"--global_batch_size={total} and --gradient_accumulation={asked} set the same thing twice.",
+            lambda: [*_sets("global_batch_size", [None]), *_sets("gradient_accumulation", [None])],
+        )
+        return None
+    if total is None:
+        accumulation = asked or unit
+        if accumulation % unit:
+            draft.refuse(
+                "accumulation",
+                f"--gradient_accumulation={accumulation} does not fit the pipeline: {rule}.",
+                lambda: [
+                    *_sets("gradient_accumulation", _multiples_around(accumulation, unit)),
+                    *_sets("pipeline_schedule", _schedules_for(accumulation, stages)),
+                ],
+            )
+            return None
+        return Batch(micro, accumulation, replicas)
+
+    per_pass = micro * replicas
+    if total % (per_pass * unit):
+        pipeline = f" x {unit} (because {rule})" if unit > 1 else ""
+        draft.refuse(
+            "global_batch",
+            f"--global_batch_size={total} is not a multiple of {per_pass * unit} = micro batch {micro} x {replicas} "
+            f"replica{'s' * (replicas != 1)}{pipeline}.",
+            lambda: [
+                *_sets("global_batch_size", _multiples_around(total, per_pass * unit)),
+                *_sets("micro_batch_size", _divisors_around(total // (replicas * unit), micro) if total % (replicas * unit) == 0 else []),
+                *_sets("pipeline_schedule", _schedules_for(total // per_pass, stages) if total % per_pass == 0 else []),
+            ],
+        )  # fmt: skip
+        return None
+    return Batch(micro, total // per_pass, replicas)
+
+
+def _examine_epochs(
+    draft: _Draft, config: TrainConfig, dataset: DatasetFacts, topology: Topology, batch: Batch
+) -> Optional[Epochs]:
+    size = batch.global_batch_size
+    updates, dropped = divmod(dataset.train_samples, size)
+    if not updates:
+        draft.refuse(
+            "epoch",
+            f"One weight update would take {size} samples (micro batch {batch.micro_batch_size} x accumulation "
+            f"{batch.accumulation} x {batch.replicas} replicas), but {dataset.name} has {dataset.train_samples} to train on.",
+            lambda: _smaller_batches(config, dataset, topology, batch),
+        )
+        return None
+
+    iterations = config.device_iterations
+    duration = config.epochs
+    if duration.unit == "steps" and duration.count < updates:
+        length, full, last = duration.count, 1, 0
+    elif duration.unit == "steps":
+        length = updates
+        full, last = divmod(duration.count, updates)
+    else:
+        length, full, last = updates, duration.count, 0
+
+    if length % iterations:
+        of = f"{dataset.train_samples} samples / global batch {size}" if length == updates else f"--epochs={duration}"
+        draft.refuse(
+            "device_iterations",
+            f"--device_iterations={iterations} does not divide the epoch's {length} weight updates ({of}).",
+            lambda: _sets("device_iterations", _divisors_around(length, iterations, most=4)),
+        )
+        return None
+    if last % iterations:
+        draft.refuse(
+            "duration",
+            f"--epochs={duration} is not a multiple of --device_iterations={iterations}: an execution cannot be cut.",
+            lambda: [
+                *_sets("epochs", [Duration(n, "steps") for n in _multiples_around(duration.count, iterations)]),
+                *_sets("device_iterations", _divisors_around(math.gcd(updates, duration.count), iterations, most=4)),
+            ],
+        )
+        return None
+    return Epochs(length, dropped, iterations, full, last)
+
+
+def _plan_validation(samples: int, topology: Topology, batch: Batch, steps_per_execution: int) -> Validation:
+    # k x S x L steps pass both checks that the SDK makes on validation inside fit, with a replication of 1 and of L.
+    slots_per_execution = steps_per_execution * topology.local_replicas * batch.micro_batch_size
+    largest_shard = -(-samples // topology.instances)
+    executions = -(-largest_shard // slots_per_execution)
+    return Validation(samples, topology.instances, executions * slots_per_execution)
+
+
+def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topology, batch: Batch) -> Iterator[Fix]:
+    """The largest batch that still fits, by one flag alone where that is possible, else the smallest job there is."""
+    samples, replicas = dataset.train_samples, topology.replicas
+    unit = accumulation_unit(topology.pipeline_stages, topology.pipeline_schedule)
+    most = samples // (batch.micro_batch_size * replicas) // unit * unit
+    if most and config.global_batch_size is not None:
+        yield from _sets("global_batch_size", [most * batch.micro_batch_size * replicas])
+    elif most:
+        yield from _sets("gradient_accumulation", [most])
+    if config.global_batch_size is None:
+        micro = samples // (batch.accumulation * replicas)
+        fewer = samples // (batch.accumulation * batch.micro_batch_size)
+        yield from _sets("micro_batch_size", [micro] if micro else [])
+        yield from _sets("ipus", [_powers_around(fewer)[0] * topology.ipus_per_replica] if fewer else [])
+    if not most:
+        yield Fix(
+            (
+                ("ipus", None if topology.launcher else topology.ipus_per_replica),
+                ("instances", None),
+                ("hosts", None),
+                ("pipeline_schedule", config.pipeline_schedule if unit <= samples else "sequential"),
+                ("micro_batch_size", 1),
+                ("gradient_accumulation", None),
+                ("global_batch_size", None),
+            )
+        )
+
+
+def _both(name: str, value: object) -> _Candidates:
+    return lambda: _sets(name, [value, None])
+
+
+def _sets(name: str, values: Iterable[Any]) -> List[Fix]:
+    return [Fix(((name, value),)) for value in values]
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _powers_around(number: int) -> List[int]:
+    below = 1 << (number.bit_length() - 1)
+    return [below, 2 * below]
+
+
+def _powers_up_to(most: int, least: int, near: int) -> List[int]:
+    """The powers of two in a range that are nearest to a number, at most 3."""
+    powers = [1 << e for e in range(most.bit_length()) if least <= 1 << e <= most]
+    return sorted(sorted(powers, key=lambda power: abs(power - near))[:3])
+
+
+def _multiples_around(number: int, unit: int) -> List[int]:
+    below = number // unit * unit
+    return [n for n in (below, below + unit) if n > 0 and n != number]
+
+
+def _divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[int]:
+    """The divisors of a number that are nearest to another, in ascending order."""
+    # Trial division up to a bound: beyond that only small divisors and their partners are found, which are suggestions enough.
+    small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
+    divisors = {*small, *(number // n for n in small)} - {near}
+    return sorted(sorted(divisors, key=lambda n: abs(n - near))[:most])
+
+
+def _schedules_for(accumulation: int, stages: int) -> List[str]:
+    return [name for name in SCHEDULES if accumulation % accumulation_unit(stages, name) == 0]
+
+
+def _fewer_hosts(hosts: Hosts, count: int) -> Hosts:
+    return Hosts(count, hosts.names[:count]) if count <= len(hosts.names) else Hosts(count)
+
+
+def _render_fixes(fixes: Sequence[Fix]) -> str:
+    """Returns `Use --a=1 or 2, or --b=3, or leave --c out.`"""
+    values: Dict[str, List[object]] = {}
+    parts: List[str] = []
+    for fix in fixes:
+        if len(fix.changes) == 1:
+            name, value = fix.changes[0]
+            values.setdefault(name, []).append(value)
+        else:
+            parts.append(_render_changes(fix.changes))
+    singles = []
+    for name, options in values.items():
+        said = [value for value in options if value is not None]
+        if said:
+            singles.append(f"--{name}={cli.alternatives(said)}")
+        if None in options:
+            singles.append(f"leave --{name} out")
+    parts = singles + parts
+    if not parts:
+        return ""
+    text = ", or ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text.startswith("leave") else f"Use {text}."
+
+
+def _render_changes(changes: Sequence[Tuple[str, Any]]) -> str:
+    given = " ".join(cli.flag_text(name, value) for name, value in changes if value is not None)
+    left_out = [f"--{name}" for name, value in changes if value is None]
+    return f"{given} without {cli.alternatives(left_out)}" if left_out else given

@@ -1,0 +1,264 @@
+"""A plan as a table and a drawing, as JSON, or as a mermaid flowchart. Pure: returns text, prints nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from rich.console import Console
+from rich.table import Table
+
+from tf_ipu_dp import __version__
+from tf_ipu_dp.plan import Replica, RunPlan, Topology
+
+_ALL_UP_TO = 32
+_MOST_STAGES_IN_A_LINE = 8
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> str:
+    """Returns a table as plain text; the columns in `right` are aligned to the right."""
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0), show_header=any(header))
+    for number, title in enumerate(header):
+        last = number == len(header) - 1
+        table.add_column(title, justify="right" if number in right else "left", no_wrap=not last, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None, highlight=False, markup=False).print(table)
+    return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def render_plan(plan: RunPlan, width: int, ascii_only: bool = False) -> str:
+    """Returns the plan for a person: the numbers, each with where it comes from, and who sits where."""
+    text = f"tf_ipu_dp {__version__}: plan for {_topology_words(plan.topology)}\n\n"
+    text += render_table(("", "", ""), _rows(plan), width, right=(1,))
+    text += "\n" + render_drawing(plan.topology, width)
+    return _to_ascii(text) if ascii_only else text
+
+
+def render_json(plan: RunPlan) -> str:
+    """Returns the plan for a program: typed, with the units in the keys."""
+    topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
+    shards = {len(validation.shard(instance)) for instance in (0, topology.instances - 1)}
+    stages = topology.pipeline_stages
+    value: Dict[str, Any] = {
+        "schema": 1,
+        "version": __version__,
+        "dataset": {
+            "name": plan.dataset.name,
+            "train_samples": plan.dataset.train_samples,
+            "validation_samples": plan.dataset.validation_samples,
+        },
+        "topology": {
+            "ipus": topology.ipus,
+            "pipeline_stages": stages,
+            "pipeline_schedule": topology.pipeline_schedule if stages > 1 else None,
+            "ipus_per_replica": topology.ipus_per_replica,
+            "idle_ipus": topology.idle_ipus,
+            "replicas": topology.replicas,
+            "instances": topology.instances,
+            "replicas_per_instance": topology.local_replicas,
+            "ipus_per_instance": topology.ipus_per_instance,
+            "hosts": topology.hosts.count,
+            "host_names": list(topology.hosts.names) or None,
+            "instances_per_host": topology.instances_per_host,
+            "launcher": topology.launcher,
+        },
+        "batch": {
+            "micro_batch_samples": batch.micro_batch_size,
+            "accumulation_micro_batches": batch.accumulation,
+            "global_batch_samples": batch.global_batch_size,
+        },
+        "training": {
+            "updates_per_epoch": epochs.updates_per_epoch,
+            "dropped_samples_per_epoch": epochs.dropped_samples_per_epoch,
+            "updates_per_execution": epochs.device_iterations,
+            "executions_per_epoch": epochs.executions_per_epoch,
+            "micro_batches_per_epoch_per_instance": keras.steps_per_epoch,
+            "epochs": epochs.epochs,
+            "last_epoch_updates": epochs.last_epoch_updates or epochs.updates_per_epoch,
+            "updates": epochs.updates,
+        },
+        "validation": {
+            "samples": validation.samples,
+            "samples_per_instance_most": max(shards),
+            "samples_per_instance_least": min(shards),
+            "micro_batches_per_instance": keras.validation_steps,
+            "padded_samples": validation.padded_samples,
+        },
+        "keras": {
+            "steps_per_execution": keras.steps_per_execution,
+            "steps_per_epoch": keras.steps_per_epoch,
+            "last_epoch_steps": keras.last_epoch_steps or keras.steps_per_epoch,
+            "validation_steps": keras.validation_steps,
+        },
+        "replicas": [
+            {
+                "replica": replica.index,
+                "instance": replica.instance,
+                "host": replica.host,
+                "stage_ipu_ids": list(replica.ipu_ids[:stages]),
+                "idle_ipu_ids": list(replica.ipu_ids[stages:]),
+            }
+            for replica in topology.all_replicas()
+        ],
+    }
+    return json.dumps(value, indent=2) + "\n"
+
+
+def render_mermaid(plan: RunPlan) -> str:
+    """Returns a mermaid flowchart: where the data goes, who computes, and where the gradients meet."""
+    topology = plan.topology
+    data = f"{plan.dataset.name}<br/>{plan.dataset.train_samples:,} samples"
+    update = f"gradients summed over {_count(topology.replicas, 'replica')}<br/>one update per {plan.batch.global_batch_size:,} samples"
+    lines = ["flowchart TB", f'  data[("{data}")]', f'  update(["{update}"])']
+    edges = []
+    for host in _some(topology.hosts.count, topology):
+        if isinstance(host, range):
+            lines.append(f'  more_hosts["{_count(len(host), "more host")}"]')
+            continue
+        lines.append(f'  subgraph host_{host}["{topology.host_name(host)}"]')
+        for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
+            if isinstance(instance, range):
+                lines.append(f'    more_instances_{host}["{_count(len(instance), "more instance")}"]')
+                continue
+            lines += _mermaid_instance(topology, instance)
+            edges += [
+                f"  data -->|{plan.keras.steps_per_epoch:,} micro batches per epoch| instance_{instance}",
+                f"  instance_{instance} <--> update",
+            ]
+        lines.append("  end")
+    return "\n".join(lines + edges) + "\n"
+
+
+def render_drawing(topology: Topology, width: int) -> str:
+    """Returns boxes of hosts, instances, replicas and IPUs; what repeats itself is summarised."""
+    blocks: List[List[str]] = []
+    for host in _some(topology.hosts.count, topology):
+        if isinstance(host, range):
+            blocks.append([f"  ⋮ {_count(len(host), 'more host')} like these"])
+            continue
+        instances: List[List[str]] = []
+        for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
+            if isinstance(instance, range):
+                instances.append(["", f"… {len(instance):,} more …"])
+            else:
+                instances.append(_box(f"instance {instance}", _replica_lines(topology, instance)))
+        blocks.append(_box(topology.host_name(host), _side_by_side(instances, width - 4)))
+    return "".join(line.rstrip() + "\n" for block in blocks for line in block)
+
+
+def _topology_words(topology: Topology) -> str:
+    words = f"{_count(topology.replicas, 'replica')} on {_count(topology.ipus, 'IPU')}"
+    return f"{words}, as {topology.launcher} started it" if topology.launcher else words
+
+
+def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
+    topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
+    stages = topology.pipeline_stages
+    pipeline = f", a {topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
+    idle = f", {topology.idle_ipus:,} idle" if topology.idle_ipus else ""
+    full = _count(epochs.full_epochs, "epoch")
+    part = f" and {epochs.last_epoch_updates:,} updates" if epochs.last_epoch_updates else ""
+    return [
+        ("Data set", plan.dataset.name, f"{plan.dataset.train_samples:,} samples to train on, {validation.samples:,} to validate"),
+        ("IPUs", f"{topology.ipus:,}", f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),
+        ("Replicas", f"{topology.replicas:,}", f"{topology.local_replicas:,} per instance"),
+        ("Instances", f"{topology.instances:,}", f"{topology.instances_per_host:,} per host, {_count(topology.hosts.count, 'host')}"),
+        ("Global batch", f"{batch.global_batch_size:,}",
+         f"samples = micro batch {batch.micro_batch_size:,} x accumulation {batch.accumulation:,} x {_count(batch.replicas, 'replica')}"),
+        ("Updates per epoch", f"{epochs.updates_per_epoch:,}", f"{epochs.dropped_samples_per_epoch:,} samples dropped per epoch"),
+        ("Executions per epoch", f"{epochs.executions_per_epoch:,}", f"{_count(epochs.device_iterations, 'update')} each"),
+        ("Updates in all", f"{epochs.updates:,}", f"{full}{part}"),
+        ("Validation samples", f"{validation.samples:,}",
+         f"each once, in {_count(keras.validation_steps, 'micro batch', 'micro batches')} per instance, {validation.padded_samples:,} padded"),
+        ("steps_per_execution", f"{keras.steps_per_execution:,}", "for Keras: micro batches per replica in one execution"),
+        ("steps_per_epoch", f"{keras.steps_per_epoch:,}", "for Keras: micro batches per epoch per instance"),
+        ("validation_steps", f"{keras.validation_steps:,}", "for Keras: micro batches per validation per instance"),
+    ]  # fmt: skip
+
+
+def _some(count: int, topology: Topology, first: int = 0) -> List[Any]:
+    """Returns all indices from `first` on, or the first two, the range of those left out, and the last."""
+    if topology.replicas <= _ALL_UP_TO or count <= 4:
+        return list(range(first, first + count))
+    return [first, first + 1, range(first + 2, first + count - 1), first + count - 1]
+
+
+def _replicas_of(topology: Topology, instance: int) -> List[Any]:
+    return _some(topology.local_replicas, topology, instance * topology.local_replicas)
+
+
+def _replica_lines(topology: Topology, instance: int) -> List[str]:
+    lines = []
+    for index in _replicas_of(topology, instance):
+        if isinstance(index, range):
+            lines.append(f"⋮ {len(index):,} more")
+        else:
+            lines.append(f"replica {index}  IPU {_ipu_words(topology.replica(index), topology.pipeline_stages)}")
+    return lines
+
+
+def _ipu_words(replica: Replica, stages: int) -> str:
+    used, idle = [str(ipu) for ipu in replica.ipu_ids[:stages]], replica.ipu_ids[stages:]
+    if len(used) > _MOST_STAGES_IN_A_LINE:
+        used = [*used[:2], "…", used[-1]]
+    text = " → ".join(used)
+    if idle:
+        text += f", {idle[0]} idle" if len(idle) == 1 else f", {idle[0]} to {idle[-1]} idle"
+    return text
+
+
+def _mermaid_instance(topology: Topology, instance: int) -> List[str]:
+    lines = [f'    subgraph instance_{instance}["instance {instance}"]']
+    for index in _replicas_of(topology, instance):
+        if isinstance(index, range):
+            lines.append(f'      more_replicas_{instance}["{_count(len(index), "more replica")}"]')
+            continue
+        replica = topology.replica(index)
+        stage_ids: List[Optional[int]] = list(replica.ipu_ids[: topology.pipeline_stages])
+        if len(stage_ids) > _MOST_STAGES_IN_A_LINE:
+            stage_ids = [*stage_ids[:2], None, stage_ids[-1]]
+        nodes = [f'ipu_{ipu}["IPU {ipu}"]' if ipu is not None else f'stages_{index}["…"]' for ipu in stage_ids]
+        lines.append(f'      subgraph replica_{index}["replica {index}"]')
+        lines.append("        " + " --> ".join(nodes))
+        lines.append("      end")
+    return [*lines, "    end"]
+
+
+def _box(title: str, lines: Sequence[str]) -> List[str]:
+    inner = max([len(title) + 2, *map(len, lines)])
+    return [
+        f"╭─ {title} {'─' * (inner - len(title) - 1)}╮",
+        *[f"│ {line:<{inner}} │" for line in lines],
+        f"╰{'─' * (inner + 2)}╯",
+    ]
+
+
+def _side_by_side(blocks: Sequence[Sequence[str]], width: int) -> List[str]:
+    """Puts blocks of lines beside each other, as many as the width takes, and the others below."""
+    rows: List[List[Sequence[str]]] = [[]]
+    used = 0
+    for block in blocks:
+        size = max(map(len, block)) + 1
+        if rows[-1] and used + size > width + 1:
+            rows.append([])
+            used = 0
+        rows[-1].append(block)
+        used += size
+    lines = []
+    for row in rows:
+        widths = [max(map(len, block)) for block in row]
+        for number in range(max(map(len, row))):
+            cells = [block[number] if number < len(block) else "" for block in row]
+            lines.append(" ".join(f"{cell:<{size}}" for cell, size in zip(cells, widths)))
+    return lines
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _to_ascii(text: str) -> str:
+    return text.translate(str.maketrans({"╭": "+", "╮": "+", "╰": "+", "╯": "+", "─": "-", "│": "|", "→": ">", "⋮": ":", "…": "..."}))
