@@ -20,7 +20,8 @@ Groups = Mapping[str, Sequence[str]]
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
-_PLACEHOLDERS = {"int": "N", "string": "TEXT", "bool": ""}
+_MOST_CHOICES_IN_A_FORM = 4
+_PLACEHOLDERS = {"int": "N", "string": "PATH", "bool": ""}
 
 
 class UsageError(ValueError):
@@ -91,16 +92,18 @@ def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, wi
     width = max(60, min(width, 120))
     blocks = [f"usage: {usage}", textwrap.fill(about, width)]
     column = 2 + max(len(_form(fv[name])) for names in groups.values() for name in names)
-    column = min(column, 34) + 2
+    column = min(column, 28) + 2
     for title, names in groups.items():
         lines = [title]
         for name in names:
             form = "  " + _form(fv[name])
-            text = textwrap.wrap(f"{fv[name].help} {_default(fv[name])}".strip(), width - column)
+            text = textwrap.wrap(f"{_about(fv[name])} {_default(fv[name])}".strip(), width - column)
             first = [f"{form:<{column}}{text[0]}"] if len(form) < column else [form, " " * column + text[0]]
             lines += first + [" " * column + line for line in text[1:]]
         blocks.append("\n".join(lines))
-    blocks.append("--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.")
+    blocks.append(textwrap.fill(
+            "--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.", width
+        ))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -198,8 +201,18 @@ def _form(flag: flags.Flag) -> str:
 def _value_form(flag: flags.Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
-        return "|".join(choices)
+        return "|".join(choices) if len(choices) <= _MOST_CHOICES_IN_A_FORM else "NAME"
     return getattr(flag.parser, "placeholder", None) or _PLACEHOLDERS.get(flag.flag_type(), "TEXT")
+
+
+def _about(flag: flags.Flag) -> str:
+    """The help text as it was written: absl puts an enum's choices in front of it."""
+    text = str(flag.help)
+    choices = getattr(flag.parser, "enum_values", None)
+    if not choices:
+        return text
+    text = text.split(">: ", 1)[-1]
+    return text if len(choices) <= _MOST_CHOICES_IN_A_FORM else f"{text.rstrip('.')}: {alternatives(choices)}."
 
 
 def _takes(flag: flags.Flag) -> str:

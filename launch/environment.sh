@@ -1,0 +1,71 @@
+# Sourced by the wrappers: sets $root and $python, the Python to run with. Usage: source environment.sh TARGET
+# When nothing changed this compares one string and starts no Python; all else is python -m tf_ipu_dp.environment.
+#   TF_IPU_DP_PYTHON  a version (3.8), a command or a path, in place of the best Python found
+#   TF_IPU_DP_VENV    where the environment is, in place of .venv
+#   TF_IPU_DP_CACHE   where built wheels are kept
+
+: "${python_places:=/usr/local/bin /usr/bin /opt/*/bin ${PYENV_ROOT:-$HOME/.pyenv}/versions/*/bin $HOME/.local/bin $HOME/.local/share/uv/python/*/bin /opt/homebrew/bin}"
+
+# Prints "sdk" for a Python whose TensorFlow is the Poplar SDK's, "yes" for one that can make the environment, else why not.
+judge_python() {
+    "$1" -c '
+import importlib.util as util, os, sys
+version = "%d.%d" % sys.version_info[:2]
+spec = util.find_spec("tensorflow") if sys.version_info >= (3, 6) else None
+if spec and any(os.path.isdir(os.path.join(p, "python", "ipu")) for p in spec.submodule_search_locations or ()):
+    print("sdk")
+elif not (3, 8) <= sys.version_info[:2] <= (3, 11):
+    print("is Python " + version)
+elif not (util.find_spec("venv") and util.find_spec("ensurepip")):
+    print("is Python %s without venv (apt-get install python%s-venv)" % (version, version))
+else:
+    print("yes")
+' 2>/dev/null || echo "does not start"
+}
+
+# Sets $base to a Python to begin with. Names on the PATH may be shims that fail, so each one is tried.
+find_python() {
+    local wanted=${TF_IPU_DP_PYTHON:-} versions="3.11 3.10 3.9 3.8" candidates=() candidate verdict version place
+    if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
+        verdict=$(judge_python "$wanted")
+        [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
+        echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; give a Python 3.8 to 3.11, by version, command or path." >&2
+        return 1
+    fi
+    if [[ -z $wanted ]]; then
+        for candidate in ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3 python; do
+            type -P "$candidate" >/dev/null && [[ $(judge_python "$candidate") == sdk ]] && base=$candidate && return
+        done
+    fi
+    for version in ${wanted:-$versions}; do
+        candidates+=("python$version")
+        for place in $python_places; do candidates+=("$place/python$version"); done
+    done
+    [[ -z $wanted ]] && candidates+=(python3 python)
+    local seen=""
+    for candidate in "${candidates[@]}"; do
+        type -P "$candidate" >/dev/null || continue
+        verdict=$(judge_python "$candidate")
+        [[ $verdict == yes || $verdict == sdk ]] && base=$candidate && return
+        seen+="${seen:+, }$candidate $verdict"
+    done
+    echo "$program: no Python ${wanted:-3.8 to 3.11} was found${seen:+ ($seen)}. Install one, for example with" \
+        "apt-get install python3-venv, or set TF_IPU_DP_PYTHON to its path." >&2
+    return 1
+}
+
+target=$1
+program=launch/${0##*/}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=${TF_IPU_DP_VENV:-$root/.venv}
+[[ $venv == /* ]] || venv=$PWD/$venv
+key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_dp/environment.py)
+$(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}"
+python=$venv/bin/python
+if [[ ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
+    find_python || exit 1
+    python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "$target" \
+        --venv="$venv" --program="$program" --key="$key") || exit $?
+    # The Poplar SDK's environment does not know where this clone is.
+    [[ $python == "$venv/bin/python" ]] || export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+fi

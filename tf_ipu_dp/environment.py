@@ -1,0 +1,423 @@
+"""Makes and repairs the Python environment that the wrappers in launch/ run in. Standard library only: nothing is installed yet.
+
+Three targets: `run` (one instance), `distributed` (and Horovod), `test` (and everything else).
+
+    launch/train                             makes .venv beside the clone's README for `run`
+    python -m tf_ipu_dp.environment distributed   adds Horovod to the environment of this very Python
+
+An environment is used only while it is whole. What is being installed carries a mark; a start that finds the mark begins
+again, and a start that comes while another one installs waits for it. Inside an enabled Poplar SDK environment nothing
+that is installed is ever changed: only what is missing is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, TextIO
+
+HOROVOD = "horovod==0.28.1"
+# cmake 4 refuses Horovod's CMakeLists; setuptools 70 breaks its setup.py. ninja saves asking for make.
+_HOROVOD_BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
+TARGETS: Dict[str, Sequence[str]] = {
+    "run": ("host",),
+    "distributed": ("host", "distributed"),
+    "test": ("host", "distributed", "plots", "test", "lint"),
+}
+_STATE = "tf_ipu_dp.json"
+_MARK = "tf_ipu_dp.installing"
+_LOG = "install.log"
+_NO_NETWORK = re.compile(
+    r"(NewConnectionError|ConnectTimeoutError|NameResolutionError|ProxyError|ReadTimeoutError|Connection refused|"
+    r"Temporary failure in name resolution|Name or service not known|Network is unreachable|timed out|SSLError)"
+)
+
+
+class EnvironmentProblem(Exception):
+    """The environment cannot be made. The text is one sentence for the user, with what to do."""
+
+
+class Status:
+    """Says what is being done: one line that changes on a terminal, plain lines elsewhere."""
+
+    def __init__(self, program: str, stream: TextIO) -> None:
+        self._program, self._stream, self._started = program, stream, time.monotonic()
+        self._live = stream.isatty()
+
+    def say(self, text: str) -> None:
+        """Writes a line that stays."""
+        self._clear()
+        self._stream.write(f"{self._program}: {text}\n")
+        self._stream.flush()
+
+    def doing(self, text: str, keep: bool = False) -> None:
+        """Shows what is being done now; where there is no terminal only what is worth keeping is written."""
+        if self._live:
+            elapsed = f"  {time.monotonic() - self._started:.0f} s  "
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r\x1b[K{(elapsed + text)[:width]}")
+            self._stream.flush()
+        elif keep:
+            self._stream.write(f"  {text}\n")
+            self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[K")
+
+
+def main(words: Sequence[str]) -> int:
+    """Makes what is asked for and prints the Python to run it with."""
+    parser = argparse.ArgumentParser(prog="python -m tf_ipu_dp.environment", description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("target", choices=sorted(TARGETS), help="what the environment is for")
+    parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
+    parser.add_argument("--program", default="environment", help="name in front of what is said")
+    parser.add_argument("--key", default="", help="what launch/environment.sh compares before it skips this program")
+    args = parser.parse_args(words)
+    status = Status(args.program, sys.stderr)
+    try:
+        python = make(args.target, args.venv, args.key, status)
+    except EnvironmentProblem as problem:
+        status.say(str(problem))
+        return 1
+    except KeyboardInterrupt:
+        status.say("interrupted; the next start begins the installation again.")
+        return 130
+    print(python)
+    return 0
+
+
+def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
+    """Returns a Python that has what the target needs; installs what is missing."""
+    if has_poplar_tensorflow():
+        _add_to_sdk(target, status)
+        return Path(sys.executable)
+    if venv is None:
+        _install_horovod(Path(sys.executable), Path(tempfile.gettempdir()), status)
+        return Path(sys.executable)
+    venv = venv.absolute()
+    with _lock(venv, status):
+        return _make_venv(target, venv, key, status)
+
+
+def has_poplar_tensorflow() -> bool:
+    """Whether this Python's TensorFlow is the Poplar SDK's. Looks for the files: importing it would take seconds."""
+    spec = importlib.util.find_spec("tensorflow")
+    places = spec.submodule_search_locations if spec else None
+    return any(Path(place, "python", "ipu").is_dir() for place in places or ())
+
+
+def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
+    """Returns the project's own requirements and those of some extras, as setup.cfg has them."""
+    parser = configparser.ConfigParser()
+    parser.read(setup_cfg, encoding="utf-8")
+    blocks = [parser["options"]["install_requires"], *(parser["options.extras_require"][extra] for extra in extras)]
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def cache_dir() -> Path:
+    """Returns where built wheels are kept, outside every clone."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TF_IPU_DP_CACHE") or Path(base) / "tf_ipu_dp")
+
+
+def _make_venv(target: str, venv: Path, key: str, status: Status) -> Path:
+    root = Path(__file__).resolve().parent.parent
+    python = venv / "bin" / "python"
+    fingerprint = _fingerprint(root)
+    state = _read_state(venv)
+    wanted = sorted({*state.get("extras", []), *TARGETS[target]})
+
+    if venv.exists() and not (state or (venv / _MARK).exists()):
+        raise EnvironmentProblem(
+            f"{venv} is there but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
+        )
+    if (venv / _MARK).exists():
+        status.say(f"the last installation into {venv.name} did not finish; starting it again.")
+        state = {}
+    elif state and state.get("python") != platform.python_version():
+        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {platform.python_version()}.")
+        state = {}
+    if state.get("fingerprint") != fingerprint or state.get("extras") != wanted:
+        _install(root, venv, wanted, bool(state), status)
+        state = {"fingerprint": fingerprint, "extras": wanted, "python": platform.python_version()}
+        _write(venv / _STATE, json.dumps(state))
+        (venv / _MARK).unlink()
+    for name, extras in TARGETS.items():
+        if key and set(extras) <= set(wanted):
+            _write(venv / f"ready-{name}", key)
+    return python
+
+
+def _install(root: Path, venv: Path, extras: Sequence[str], reuse: bool, status: Status) -> None:
+    python = venv / "bin" / "python"
+    if "distributed" in extras:
+        _require_compiler()
+    started = time.monotonic()
+    if not reuse:
+        status.say(f"making {venv} with Python {platform.python_version()}.")
+        shutil.rmtree(venv, ignore_errors=True)
+        venv.mkdir(parents=True)
+    (venv / _MARK).touch()
+    for ready in venv.glob("ready-*"):
+        ready.unlink()
+    if not reuse:
+        _run([sys.executable, "-m", "venv", str(venv)], venv, status, "Making the virtual environment")
+        site = next((venv / "lib").glob("python3*/site-packages"))
+        _write(site / "tf_ipu_dp.pth", f"{root}\n")
+
+    wanted = [line for line in requirements(root / "setup.cfg", extras) if not line.startswith("horovod")]
+    constraints = root / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
+    status.say("installing TensorFlow and what goes with it (about 250 MB; 1 to 3 minutes).")
+    _pip(python, ["install", "-c", str(constraints), *wanted], venv, status, "Installing the packages")
+    status.doing("starting TensorFlow once")
+    _run([str(python), "-c", "import tensorflow"], venv, status, "Starting TensorFlow")
+    if "distributed" in extras:
+        _install_horovod(python, venv, status)
+    subprocess.run([str(python), "-m", "compileall", "-q", str(root / "tf_ipu_dp")], check=False, stdout=subprocess.DEVNULL)
+    status.say(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
+
+
+def _add_to_sdk(target: str, status: Status) -> None:
+    """Adds missing packages to a Poplar SDK environment; every installed version is held where it is."""
+    root = Path(__file__).resolve().parent.parent
+    extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint")]
+    wanted = requirements(root / "setup.cfg", extras)
+    names = [re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] for line in wanted if not _is_for_other_python(line)]
+    missing = [name for name in names if not _is_installed(name)]
+    if not missing:
+        return
+    status.say(f"the Poplar SDK's environment lacks {', '.join(missing)}; adding that, changing nothing that is there.")
+    with tempfile.TemporaryDirectory() as scratch:
+        frozen = subprocess.run(
+            [sys.executable, "-m", "pip", "list", "--format=freeze"], check=False, capture_output=True, text=True
+        ).stdout
+        held = Path(scratch, "held.txt")
+        _write(held, frozen)
+        lines = [line for line in wanted if re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] in missing]
+        _pip(Path(sys.executable), ["install", "-c", str(held), *lines], Path(scratch), status, "Adding to the SDK's environment")
+
+
+def _is_for_other_python(requirement: str) -> bool:
+    return 'python_version >= "3.9"' in requirement and sys.version_info < (3, 9)
+
+
+def _is_installed(name: str) -> bool:
+    from importlib import metadata
+
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _install_horovod(python: Path, log_dir: Path, status: Status) -> None:
+    wheel = _horovod_wheel(python, log_dir, status)
+    _pip(python, ["install", str(wheel)], log_dir, status, "Installing Horovod")
+    status.doing("starting Horovod once")
+    _run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Starting Horovod")
+
+
+def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
+    """Returns the wheel for this Python, TensorFlow, Horovod and MPI: from the cache, or built into it."""
+    tensorflow = _tensorflow_version(python)
+    mpi = _mpi_version()
+    name = f"python{platform.python_version()}-tensorflow{tensorflow}-{HOROVOD.replace('==', '')}-{mpi}-{platform.machine()}"
+    shelf = cache_dir() / "wheels" / name
+    found = sorted(shelf.glob("horovod-*.whl"))
+    if found:
+        status.say(f"taking Horovod from {shelf}.")
+        return found[0]
+
+    _require_compiler()
+    cores = os.cpu_count() or 1
+    minutes = math.ceil(4 / cores) + 1
+    with_mpi = "Gloo" if mpi == "nompi" else f"Gloo and {mpi}"
+    status.say(
+        f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} minutes on "
+        f"{cores} cores. The wheel is kept in {shelf}, so this happens once."
+    )
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"the wheel cache {shelf} cannot be written ({error.strerror}). Set TF_IPU_DP_CACHE to a directory that can."
+        ) from error
+    with tempfile.TemporaryDirectory(dir=shelf, prefix="building-") as scratch:
+        tools = Path(scratch, "tools")
+        _pip(python, ["install", "--target", str(tools), *_HOROVOD_BUILD_TOOLS], log_dir, status, "Installing the build tools")
+        cmake = Path(scratch, "cmake")
+        # Horovod's setup.py hands make's VERBOSE=1 to whatever cmake builds with; ninja takes it for a target.
+        _write(cmake, '#!/bin/sh\nfor word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done\nexec cmake "$@"\n')
+        cmake.chmod(0o755)
+        settings = {
+            "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONPATH": str(tools),
+            "CMAKE_GENERATOR": "Ninja",
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(cores),
+            "MAKEFLAGS": f"-j{cores}",
+            "HOROVOD_CMAKE": str(cmake),
+            "HOROVOD_WITH_TENSORFLOW": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_PYTORCH": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITHOUT_MPI" if mpi == "nompi" else "HOROVOD_WITH_MPI": "1",
+        }
+        out = Path(scratch, "out")
+        words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), HOROVOD]
+        _pip(python, words, log_dir, status, "Building Horovod", settings)
+        built = next(out.glob("horovod-*.whl"))
+        return built.replace(shelf / built.name)
+
+
+def _tensorflow_version(python: Path) -> str:
+    code = (
+        "from importlib.metadata import distributions as d\n"
+        "print(*{x.version for x in d() if x.metadata['Name'] in ('tensorflow', 'tensorflow-cpu', 'tensorflow_cpu')}, sep='\\n')"
+    )
+    found = subprocess.run([str(python), "-c", code], check=False, capture_output=True, text=True).stdout.split()
+    if not found:
+        raise EnvironmentProblem(f"Horovod needs TensorFlow, and {python} has none. Install tf_ipu_dp[host] first.")
+    return found[0]
+
+
+def _mpi_version() -> str:
+    """Returns a short name of the MPI that Horovod would be compiled against, or `nompi`."""
+    if not shutil.which("mpicxx") or not shutil.which("mpirun"):
+        return "nompi"
+    done = subprocess.run(["mpirun", "--version"], check=False, capture_output=True, text=True, timeout=20)
+    version = re.search(r"\d+(\.\d+)+", done.stdout)
+    kind = "openmpi" if "Open MPI" in done.stdout else "mpi"
+    return f"{kind}{version[0] if version else ''}"
+
+
+def _require_compiler() -> None:
+    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in names):
+        raise EnvironmentProblem(
+            "Horovod is compiled on this machine, and there is no C++ compiler (CXX, c++, g++ and clang++ were tried). "
+            "Install one, for example with apt-get install g++."
+        )
+
+
+def _fingerprint(root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in (root / "setup.cfg", *sorted((root / "launch" / "constraints").glob("*.txt")), Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_state(venv: Path) -> Dict[str, object]:
+    try:
+        state = json.loads((venv / _STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees all of it or nothing."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+@contextlib.contextmanager
+def _lock(venv: Path, status: Status) -> Iterator[None]:
+    """Lets one start at a time install. pip inherits the lock, so that it outlives a start that was killed."""
+    try:
+        venv.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(venv.with_name(f"{venv.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{venv.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV to a directory that can, for example "
+            f"TF_IPU_DP_VENV={cache_dir() / 'venv'}."
+        ) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            status.say(f"another start is installing into {venv}; waiting for it.")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        os.set_inheritable(handle, True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _pip(
+    python: Path, words: Sequence[str], log_dir: Path, status: Status, what: str, settings: Optional[Dict[str, str]] = None
+) -> None:
+    common = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--retries", "2"]
+    command = [str(python), "-m", "pip", words[0], *([] if words[0] == "wheel" else ["--no-warn-script-location"]), *common, *words[1:]]
+    _run(command, log_dir, status, what, settings)
+
+
+def _run(
+    command: Sequence[str], log_dir: Path, status: Status, what: str, settings: Optional[Dict[str, str]] = None
+) -> None:
+    """Runs a command, shows how far it is, keeps all it says in a log, and turns a failure into a sentence."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")}
+    environment.update(settings or {}, PYTHONUNBUFFERED="1")
+    log_path = log_dir / _LOG
+    lines: List[str] = []
+    with log_path.open("a", encoding="utf-8") as log:
+        log.write(f"$ {' '.join(command)}\n")
+        # close_fds=False hands the lock down.
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            env=environment, close_fds=False,
+        ) as process:  # fmt: skip
+            assert process.stdout
+            for line in process.stdout:
+                log.write(line)
+                lines.append(line.strip())
+                _show_progress(line.strip(), status)
+    if process.returncode == 0:
+        return
+    unreachable = next((line for line in lines if _NO_NETWORK.search(line)), None)
+    if unreachable:
+        reason = _NO_NETWORK.search(unreachable)
+        raise EnvironmentProblem(
+            f"the package index cannot be reached ({reason[0] if reason else ''}). Check the network, the proxy (https_proxy) or pip's "
+            f"index settings and start again; details are in {log_path}."
+        )
+    if process.returncode < 0:
+        raise EnvironmentProblem(f"{what} was ended by signal {-process.returncode}; details are in {log_path}. Start again.")
+    errors = [line for line in lines if re.match(r"(\w*Error\b|ERROR:|error:)", line)]
+    detail = (errors or [line for line in lines if line] or ["it said nothing"])[-1]
+    raise EnvironmentProblem(f"{what} failed: {detail.rstrip('.')}. The whole output is in {log_path}.")
+
+
+def _show_progress(line: str, status: Status) -> None:
+    compiled = re.match(r"\[(\d+)/(\d+)\]", line)
+    download = re.match(r"Downloading (\S+).*?\(([\d.]+) (kB|MB)\)", line)
+    if compiled:
+        status.doing(f"compiling {compiled[1]} of {compiled[2]}", keep=int(compiled[1]) % 20 == 0)
+    elif download:
+        large = download[3] == "MB" and float(download[2]) > 10
+        status.doing(f"downloading {download[1].rsplit('/', 1)[-1]} ({download[2]} {download[3]})", keep=large)
+    elif line.startswith("Collecting "):
+        status.doing(f"collecting {line.split()[1]}")
+    elif line.startswith("Installing collected packages"):
+        status.doing(f"installing {line.count(',') + 1} packages", keep=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
