@@ -11,10 +11,11 @@ import re
 import sys
 import textwrap
 from difflib import get_close_matches
-from typing import Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
+Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
 
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
@@ -33,7 +34,7 @@ class UsageError(ValueError):
 
 
 def run(program: str, body: Callable[[], int], stderr: TextIO) -> int:
-    """Runs a command's body and returns its exit code; a user's mistake is told in its own words, without a traceback."""
+    """Runs a command's body and returns its exit code; a user's mistake is told in a sentence, without a traceback."""
     try:
         code = body()
         sys.stdout.flush()
@@ -62,7 +63,9 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
     try:
         words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
     except flags.CantOpenFlagFileError as error:
-        raise UsageError(f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags.") from None
+        raise UsageError(
+            f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
+        ) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--flagfile cannot be read: it is not text in UTF-8 ({error.reason}).") from None
     except flags.Error as error:
@@ -101,9 +104,12 @@ def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, wi
             first = [f"{form:<{column}}{text[0]}"] if len(form) < column else [form, " " * column + text[0]]
             lines += first + [" " * column + line for line in text[1:]]
         blocks.append("\n".join(lines))
-    blocks.append(textwrap.fill(
-            "--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.", width
-        ))
+    blocks.append(
+        textwrap.fill(
+            "--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.",
+            width,
+        )
+    )
     return "\n\n".join(blocks) + "\n"
 
 
@@ -193,19 +199,19 @@ def _nearest_flag(name: str, fv: flags.FlagValues) -> str:
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
 
 
-def _form(flag: flags.Flag) -> str:
+def _form(flag: Flag) -> str:
     value = _value_form(flag)
     return f"--{flag.name}={value}" if value else f"--[no]{flag.name}"
 
 
-def _value_form(flag: flags.Flag) -> str:
+def _value_form(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
         return "|".join(choices) if len(choices) <= _MOST_CHOICES_IN_A_FORM else "NAME"
     return getattr(flag.parser, "placeholder", None) or _PLACEHOLDERS.get(flag.flag_type(), "TEXT")
 
 
-def _about(flag: flags.Flag) -> str:
+def _about(flag: Flag) -> str:
     """The help text as it was written: absl puts an enum's choices in front of it."""
     text = str(flag.help)
     choices = getattr(flag.parser, "enum_values", None)
@@ -215,7 +221,7 @@ def _about(flag: flags.Flag) -> str:
     return text if len(choices) <= _MOST_CHOICES_IN_A_FORM else f"{text.rstrip('.')}: {alternatives(choices)}."
 
 
-def _takes(flag: flags.Flag) -> str:
+def _takes(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
         return alternatives(choices)
@@ -225,7 +231,7 @@ def _takes(flag: flags.Flag) -> str:
     return getattr(flag.parser, "syntactic_help", "") or f"a {flag.flag_type()}"
 
 
-def _default(flag: flags.Flag) -> str:
+def _default(flag: Flag) -> str:
     if flag.default is None or flag.boolean:
         return ""
     return f"Default: {flag.default_as_str.strip(chr(39))}."

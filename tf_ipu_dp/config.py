@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -94,7 +94,8 @@ class TrainConfig:
     @classmethod
     def from_flags(cls, fv: flags.FlagValues) -> TrainConfig:
         """Reads the flags' values once; after this nobody looks at the flags."""
-        return cls(**{field.name: fv[field.name].value for field in dataclasses.fields(cls)})
+        values: Dict[str, Any] = {field.name: fv[field.name].value for field in dataclasses.fields(cls)}
+        return cls(**values)
 
     def flag_lines(self) -> Tuple[str, ...]:
         """Returns the flags that make this config again, one per line of a flag file."""
@@ -104,8 +105,7 @@ class TrainConfig:
 
 def parse(words: Sequence[str]) -> TrainConfig:
     """Makes the config of a command line (without the program's name), or refuses it with every mistake in it."""
-    fv = flags.FlagValues()
-    define_flags(fv)
+    fv = make_flags()
     cli.parse(words, fv)
     config = TrainConfig.from_flags(fv)
     if config.format != "table" and config.json:
@@ -115,31 +115,40 @@ def parse(words: Sequence[str]) -> TrainConfig:
     return config
 
 
+def make_flags() -> flags.FlagValues:
+    """Returns a training run's flags with their defaults, apart from the process-wide ones of other libraries."""
+    fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
+    define_flags(fv)
+    return fv
+
+
 def define_flags(fv: flags.FlagValues) -> None:
     """Defines every flag of a training run."""
 
     def whole(name: str, default: Optional[int], lowest: int, text: str) -> None:
         flags.DEFINE_integer(name, default, text, lower_bound=lowest, flag_values=fv)
 
-    whole("ipus", None, 1, "IPUs in the whole job, over all instances; a power of two. Default: 1, or what poprun gives.")
+    whole("ipus", None, 1, "IPUs in the whole job, a power of two. Default: 1, or what poprun gives.")
     whole(
         "pipeline_stages", None, 1,
         "Parts the model is cut into, one per IPU. A replica takes the next power of two of IPUs. "
         "Default: 1, or the IPUs per replica that poprun gives.",
     )  # fmt: skip
     flags.DEFINE_enum(
-        "pipeline_schedule", "grouped", SCHEDULES, "Order in which a pipeline works through its micro batches.", flag_values=fv
-    )
-    whole("instances", None, 1, "Host processes; each drives the same number of replicas. Default: 1, or what poprun gives.")
+        "pipeline_schedule", "grouped", SCHEDULES, "Order in which a pipeline works through its micro batches.",
+        flag_values=fv,
+    )  # fmt: skip
+    whole("instances", None, 1, "Host processes, each with as many replicas. Default: 1, or what poprun gives.")
     flags.DEFINE(
-        _HostsParser(), "hosts", None, "Machines: how many, or their names (a,b). Instances are dealt evenly. Default: 1.", fv,
-        _StrSerializer(),
+        _HostsParser(), "hosts", None, "Machines: how many, or their names. Instances are dealt evenly. Default: 1.",
+        fv, _StrSerializer(),
     )  # fmt: skip
 
     whole("micro_batch_size", 32, 1, "Samples in one forward pass of one replica.")
     whole(
         "gradient_accumulation", None, 1,
-        "Micro batches that each replica adds up for one weight update. Default: the fewest that the schedule takes (1 without a pipeline).",
+        "Micro batches that each replica adds up for one weight update. "
+        "Default: the fewest that the schedule takes (1 without a pipeline).",
     )  # fmt: skip
     whole(
         "global_batch_size", None, 1,

@@ -1,13 +1,15 @@
-"""Makes and repairs the Python environment that the wrappers in launch/ run in. Standard library only: nothing is installed yet.
+"""Makes and repairs the Python environment that the wrappers in launch/ run in.
+
+Standard library only: when this runs, nothing is installed yet.
 
 Three targets: `run` (one instance), `distributed` (and Horovod), `test` (and everything else).
 
-    launch/train                             makes .venv beside the clone's README for `run`
+    launch/train                                  makes .venv in the clone for `run`
     python -m tf_ipu_dp.environment distributed   adds Horovod to the environment of this very Python
 
-An environment is used only while it is whole. What is being installed carries a mark; a start that finds the mark begins
-again, and a start that comes while another one installs waits for it. Inside an enabled Poplar SDK environment nothing
-that is installed is ever changed: only what is missing is added.
+An environment is used only while it is whole. What is being installed carries a mark; a start that finds the mark
+begins again, and a start that comes while another one installs waits for it. Inside an enabled Poplar SDK environment
+nothing that is installed is ever changed: only what is missing is added.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, TextIO
+from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO
 
 HOROVOD = "horovod==0.28.1"
 # cmake 4 refuses Horovod's CMakeLists; setuptools 70 breaks its setup.py. ninja saves asking for make.
@@ -39,6 +42,11 @@ TARGETS: Dict[str, Sequence[str]] = {
     "distributed": ("host", "distributed"),
     "test": ("host", "distributed", "plots", "test", "lint"),
 }
+# Horovod's setup.py hands make's VERBOSE=1 to whatever cmake builds with; ninja would take it for a target.
+_CMAKE_FOR_NINJA = """#!/bin/sh
+for word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done
+exec cmake "$@"
+"""
 _STATE = "tf_ipu_dp.json"
 _MARK = "tf_ipu_dp.installing"
 _LOG = "install.log"
@@ -48,7 +56,7 @@ _NO_NETWORK = re.compile(
 )
 
 
-class EnvironmentProblem(Exception):
+class SetupError(Exception):
     """The environment cannot be made. The text is one sentence for the user, with what to do."""
 
 
@@ -83,7 +91,9 @@ class Status:
 
 def main(words: Sequence[str]) -> int:
     """Makes what is asked for and prints the Python to run it with."""
-    parser = argparse.ArgumentParser(prog="python -m tf_ipu_dp.environment", description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_ipu_dp.environment", description=__doc__.split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("target", choices=sorted(TARGETS), help="what the environment is for")
     parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
     parser.add_argument("--program", default="environment", help="name in front of what is said")
@@ -92,7 +102,7 @@ def main(words: Sequence[str]) -> int:
     status = Status(args.program, sys.stderr)
     try:
         python = make(args.target, args.venv, args.key, status)
-    except EnvironmentProblem as problem:
+    except SetupError as problem:
         status.say(str(problem))
         return 1
     except KeyboardInterrupt:
@@ -122,6 +132,11 @@ def has_poplar_tensorflow() -> bool:
     return any(Path(place, "python", "ipu").is_dir() for place in places or ())
 
 
+def is_own(venv: Path) -> bool:
+    """Whether an environment was made, whole, by this module."""
+    return bool(_read_state(venv)) and not (venv / _MARK).exists()
+
+
 def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
     """Returns the project's own requirements and those of some extras, as setup.cfg has them."""
     parser = configparser.ConfigParser()
@@ -144,14 +159,16 @@ def _make_venv(target: str, venv: Path, key: str, status: Status) -> Path:
     wanted = sorted({*state.get("extras", []), *TARGETS[target]})
 
     if venv.exists() and not (state or (venv / _MARK).exists()):
-        raise EnvironmentProblem(
+        raise SetupError(
             f"{venv} is there but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
         )
     if (venv / _MARK).exists():
         status.say(f"the last installation into {venv.name} did not finish; starting it again.")
         state = {}
     elif state and state.get("python") != platform.python_version():
-        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {platform.python_version()}.")
+        status.say(
+            f"{venv.name} was made with Python {state.get('python')}; making it again with {platform.python_version()}."
+        )
         state = {}
     if state.get("fingerprint") != fingerprint or state.get("extras") != wanted:
         _install(root, venv, wanted, bool(state), status)
@@ -183,13 +200,18 @@ def _install(root: Path, venv: Path, extras: Sequence[str], reuse: bool, status:
 
     wanted = [line for line in requirements(root / "setup.cfg", extras) if not line.startswith("horovod")]
     constraints = root / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
-    status.say("installing TensorFlow and what goes with it (about 250 MB; 1 to 3 minutes).")
+    if reuse:
+        status.say(f"adding what {venv.name} lacks.")
+    else:
+        status.say("installing TensorFlow and what goes with it (about 250 MB; 1 to 3 minutes).")
     _pip(python, ["install", "-c", str(constraints), *wanted], venv, status, "Installing the packages")
     status.doing("starting TensorFlow once")
     _run([str(python), "-c", "import tensorflow"], venv, status, "Starting TensorFlow")
     if "distributed" in extras:
         _install_horovod(python, venv, status)
-    subprocess.run([str(python), "-m", "compileall", "-q", str(root / "tf_ipu_dp")], check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [str(python), "-m", "compileall", "-q", str(root / "tf_ipu_dp")], check=False, stdout=subprocess.DEVNULL
+    )
     status.say(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
 
 
@@ -198,7 +220,7 @@ def _add_to_sdk(target: str, status: Status) -> None:
     root = Path(__file__).resolve().parent.parent
     extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint")]
     wanted = requirements(root / "setup.cfg", extras)
-    names = [re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] for line in wanted if not _is_for_other_python(line)]
+    names = [_name(line) for line in wanted if not _is_for_other_python(line)]
     missing = [name for name in names if not _is_installed(name)]
     if not missing:
         return
@@ -209,8 +231,18 @@ def _add_to_sdk(target: str, status: Status) -> None:
         ).stdout
         held = Path(scratch, "held.txt")
         _write(held, frozen)
-        lines = [line for line in wanted if re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] in missing]
-        _pip(Path(sys.executable), ["install", "-c", str(held), *lines], Path(scratch), status, "Adding to the SDK's environment")
+        lines = [line for line in wanted if _name(line) in missing]
+        _pip(
+            Path(sys.executable),
+            ["install", "-c", str(held), *lines],
+            Path(scratch),
+            status,
+            "Adding to the SDK's environment",
+        )
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0]
 
 
 def _is_for_other_python(requirement: str) -> bool:
@@ -218,8 +250,6 @@ def _is_for_other_python(requirement: str) -> bool:
 
 
 def _is_installed(name: str) -> bool:
-    from importlib import metadata
-
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -238,8 +268,8 @@ def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
     """Returns the wheel for this Python, TensorFlow, Horovod and MPI: from the cache, or built into it."""
     tensorflow = _tensorflow_version(python)
     mpi = _mpi_version()
-    name = f"python{platform.python_version()}-tensorflow{tensorflow}-{HOROVOD.replace('==', '')}-{mpi}-{platform.machine()}"
-    shelf = cache_dir() / "wheels" / name
+    versions = (f"python{platform.python_version()}", f"tensorflow{tensorflow}", HOROVOD.replace("==", ""), mpi)
+    shelf = cache_dir() / "wheels" / "-".join([*versions, platform.machine()])
     found = sorted(shelf.glob("horovod-*.whl"))
     if found:
         status.say(f"taking Horovod from {shelf}.")
@@ -250,21 +280,27 @@ def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
     minutes = math.ceil(4 / cores) + 1
     with_mpi = "Gloo" if mpi == "nompi" else f"Gloo and {mpi}"
     status.say(
-        f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} minutes on "
-        f"{cores} cores. The wheel is kept in {shelf}, so this happens once."
+        f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} "
+        f"minutes on {cores} cores. The wheel is kept in {shelf}, so this happens once."
     )
     try:
         shelf.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"the wheel cache {shelf} cannot be written ({error.strerror}). Set TF_IPU_DP_CACHE to a directory that can."
+        raise SetupError(
+            f"the wheel cache {shelf} cannot be written ({error.strerror}). "
+            "Set TF_IPU_DP_CACHE to a directory that can."
         ) from error
     with tempfile.TemporaryDirectory(dir=shelf, prefix="building-") as scratch:
         tools = Path(scratch, "tools")
-        _pip(python, ["install", "--target", str(tools), *_HOROVOD_BUILD_TOOLS], log_dir, status, "Installing the build tools")
+        _pip(
+            python,
+            ["install", "--target", str(tools), *_HOROVOD_BUILD_TOOLS],
+            log_dir,
+            status,
+            "Installing the build tools",
+        )
         cmake = Path(scratch, "cmake")
-        # Horovod's setup.py hands make's VERBOSE=1 to whatever cmake builds with; ninja takes it for a target.
-        _write(cmake, '#!/bin/sh\nfor word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done\nexec cmake "$@"\n')
+        _write(cmake, _CMAKE_FOR_NINJA)
         cmake.chmod(0o755)
         settings = {
             "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -280,20 +316,22 @@ def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
             "HOROVOD_WITHOUT_MPI" if mpi == "nompi" else "HOROVOD_WITH_MPI": "1",
         }
         out = Path(scratch, "out")
-        words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), HOROVOD]
+        # pip's own cache does not know which TensorFlow and MPI a wheel was built against.
+        words = ["wheel", "-v", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), HOROVOD]
         _pip(python, words, log_dir, status, "Building Horovod", settings)
         built = next(out.glob("horovod-*.whl"))
         return built.replace(shelf / built.name)
 
 
 def _tensorflow_version(python: Path) -> str:
+    names = ("tensorflow", "tensorflow-cpu", "tensorflow_cpu")
     code = (
-        "from importlib.metadata import distributions as d\n"
-        "print(*{x.version for x in d() if x.metadata['Name'] in ('tensorflow', 'tensorflow-cpu', 'tensorflow_cpu')}, sep='\\n')"
+        "from importlib.metadata import distributions\n"
+        f"print(*[found.version for found in distributions() if found.metadata['Name'] in {names}])"
     )
     found = subprocess.run([str(python), "-c", code], check=False, capture_output=True, text=True).stdout.split()
     if not found:
-        raise EnvironmentProblem(f"Horovod needs TensorFlow, and {python} has none. Install tf_ipu_dp[host] first.")
+        raise SetupError(f"Horovod needs TensorFlow, and {python} has none. Install tf_ipu_dp[host] first.")
     return found[0]
 
 
@@ -310,7 +348,7 @@ def _mpi_version() -> str:
 def _require_compiler() -> None:
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(name and shutil.which(name) for name in names):
-        raise EnvironmentProblem(
+        raise SetupError(
             "Horovod is compiled on this machine, and there is no C++ compiler (CXX, c++, g++ and clang++ were tried). "
             "Install one, for example with apt-get install g++."
         )
@@ -323,7 +361,7 @@ def _fingerprint(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_state(venv: Path) -> Dict[str, object]:
+def _read_state(venv: Path) -> Dict[str, Any]:
     try:
         state = json.loads((venv / _STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -345,9 +383,9 @@ def _lock(venv: Path, status: Status) -> Iterator[None]:
         venv.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(venv.with_name(f"{venv.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{venv.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV to a directory that can, for example "
-            f"TF_IPU_DP_VENV={cache_dir() / 'venv'}."
+        raise SetupError(
+            f"{venv.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV to a directory that can, "
+            f"for example TF_IPU_DP_VENV={cache_dir() / 'venv'}."
         ) from error
     try:
         try:
@@ -362,18 +400,22 @@ def _lock(venv: Path, status: Status) -> Iterator[None]:
 
 
 def _pip(
-    python: Path, words: Sequence[str], log_dir: Path, status: Status, what: str, settings: Optional[Dict[str, str]] = None
+    python: Path,
+    words: Sequence[str],
+    log_dir: Path,
+    status: Status,
+    what: str,
+    settings: Optional[Dict[str, str]] = None,
 ) -> None:
     common = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--retries", "2"]
-    command = [str(python), "-m", "pip", words[0], *([] if words[0] == "wheel" else ["--no-warn-script-location"]), *common, *words[1:]]
-    _run(command, log_dir, status, what, settings)
+    _run([str(python), "-m", "pip", words[0], *common, *words[1:]], log_dir, status, what, settings)
 
 
 def _run(
     command: Sequence[str], log_dir: Path, status: Status, what: str, settings: Optional[Dict[str, str]] = None
 ) -> None:
     """Runs a command, shows how far it is, keeps all it says in a log, and turns a failure into a sentence."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment.update(settings or {}, PYTHONUNBUFFERED="1")
     log_path = log_dir / _LOG
     lines: List[str] = []
@@ -381,8 +423,8 @@ def _run(
         log.write(f"$ {' '.join(command)}\n")
         # close_fds=False hands the lock down.
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env=environment, close_fds=False,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+            text=True, errors="replace", close_fds=False,
         ) as process:  # fmt: skip
             assert process.stdout
             for line in process.stdout:
@@ -391,18 +433,17 @@ def _run(
                 _show_progress(line.strip(), status)
     if process.returncode == 0:
         return
-    unreachable = next((line for line in lines if _NO_NETWORK.search(line)), None)
-    if unreachable:
-        reason = _NO_NETWORK.search(unreachable)
-        raise EnvironmentProblem(
-            f"the package index cannot be reached ({reason[0] if reason else ''}). Check the network, the proxy (https_proxy) or pip's "
-            f"index settings and start again; details are in {log_path}."
+    reason = _NO_NETWORK.search("\n".join(lines))
+    if reason:
+        raise SetupError(
+            f"the package index cannot be reached ({reason[0]}). Check the network, the proxy "
+            f"(https_proxy) or pip's index settings and start again; details are in {log_path}."
         )
     if process.returncode < 0:
-        raise EnvironmentProblem(f"{what} was ended by signal {-process.returncode}; details are in {log_path}. Start again.")
+        raise SetupError(f"{what} was ended by signal {-process.returncode}; details: {log_path}. Start again.")
     errors = [line for line in lines if re.match(r"(\w*Error\b|ERROR:|error:)", line)]
     detail = (errors or [line for line in lines if line] or ["it said nothing"])[-1]
-    raise EnvironmentProblem(f"{what} failed: {detail.rstrip('.')}. The whole output is in {log_path}.")
+    raise SetupError(f"{what} failed: {detail.rstrip('.')}. The whole output is in {log_path}.")
 
 
 def _show_progress(line: str, status: Status) -> None:

@@ -1,7 +1,7 @@
-"""Topology, batch and step arithmetic. Pure: a config, facts about the data and what poprun gave in; a RunPlan or a refusal out.
+"""Topology, batch and step arithmetic.
 
-Nobody else calculates any of this. A refusal lists all problems at once, and every value that it suggests has been
-planned before it is suggested.
+Pure: a config, facts about the data and what poprun gave in; a RunPlan or a refusal out. Nobody else calculates any of
+this. A refusal lists all problems at once, and every value that it suggests has been planned before it is suggested.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class KerasSteps:
-    """The arguments for the SDK's Keras. Its steps are micro batches: per replica in an execution, else of all local replicas."""
+    """The arguments for Keras on IPUs. A step is a micro batch: of one replica in an execution, else of an instance."""
 
     steps_per_execution: int
     steps_per_epoch: int
@@ -248,7 +248,7 @@ class _Draft:
 
 
 def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[LaunchedTopology]) -> _Draft:
-    """Goes through the rules in the order in which a reader would; later ones are left out where they have no meaning."""
+    """Goes through the rules in a reader's order; those without a meaning after an earlier one broke are left out."""
     draft = _Draft()
     topology = _examine_topology(draft, config, launched)
     batch = _examine_batch(draft, config, topology) if topology else None
@@ -296,7 +296,7 @@ def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[Lau
     elif ipus < per_replica:
         draft.refuse(
             "ipus_per_replica",
-            f"{name}={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, because {powers}.",
+            f"{name}={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, as {powers}.",
             lambda: [*_sets("ipus", [per_replica]), *_sets("pipeline_stages", [ipus])],
         )
     replicas = ipus // per_replica if _is_power_of_two(ipus) else 0
@@ -402,10 +402,10 @@ def _examine_batch(draft: _Draft, config: TrainConfig, topology: Topology) -> Op
             f"replica{'s' * (replicas != 1)}{pipeline}.",
             lambda: [
                 *_sets("global_batch_size", _multiples_around(total, per_pass * unit)),
-                *_sets("micro_batch_size", _divisors_around(total // (replicas * unit), micro) if total % (replicas * unit) == 0 else []),
-                *_sets("pipeline_schedule", _schedules_for(total // per_pass, stages) if total % per_pass == 0 else []),
+                *_sets("micro_batch_size", _divisors_around(total // (replicas * unit), micro)),
+                *_sets("pipeline_schedule", _schedules_for(total // per_pass, stages)),
             ],
-        )  # fmt: skip
+        )
         return None
     return Batch(micro, total // per_pass, replicas)
 
@@ -419,7 +419,7 @@ def _examine_epochs(
         draft.refuse(
             "epoch",
             f"One weight update would take {size} samples (micro batch {batch.micro_batch_size} x accumulation "
-            f"{batch.accumulation} x {batch.replicas} replicas), but {dataset.name} has {dataset.train_samples} to train on.",
+            f"{batch.accumulation} x {batch.replicas} replicas), but {dataset.name} has {dataset.train_samples}.",
             lambda: _smaller_batches(config, dataset, topology, batch),
         )
         return None
@@ -521,7 +521,7 @@ def _multiples_around(number: int, unit: int) -> List[int]:
 
 def _divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[int]:
     """The divisors of a number that are nearest to another, in ascending order."""
-    # Trial division up to a bound: beyond that only small divisors and their partners are found, which are suggestions enough.
+    # Trial division up to a bound: beyond it only small divisors and their partners are found; that suggests enough.
     small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
     divisors = {*small, *(number // n for n in small)} - {near}
     return sorted(sorted(divisors, key=lambda n: abs(n - near))[:most])

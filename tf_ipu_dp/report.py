@@ -111,7 +111,8 @@ def render_mermaid(plan: RunPlan) -> str:
     """Returns a mermaid flowchart: where the data goes, who computes, and where the gradients meet."""
     topology = plan.topology
     data = f"{plan.dataset.name}<br/>{plan.dataset.train_samples:,} samples"
-    update = f"gradients summed over {_count(topology.replicas, 'replica')}<br/>one update per {plan.batch.global_batch_size:,} samples"
+    gradients = f"gradients of {_count(topology.replicas, 'replica')}"
+    update = f"{gradients}<br/>one update per {plan.batch.global_batch_size:,} samples"
     lines = ["flowchart TB", f'  data[("{data}")]', f'  update(["{update}"])']
     edges = []
     for host in _some(topology.hosts.count, topology):
@@ -159,24 +160,27 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     stages = topology.pipeline_stages
     pipeline = f", a {topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
     idle = f", {topology.idle_ipus:,} idle" if topology.idle_ipus else ""
-    full = _count(epochs.full_epochs, "epoch")
+    product = (
+        f"micro batch {batch.micro_batch_size:,} x accumulation {batch.accumulation:,} x {batch.replicas:,} replicas"
+    )
     part = f" and {epochs.last_epoch_updates:,} updates" if epochs.last_epoch_updates else ""
-    return [
-        ("Data set", plan.dataset.name, f"{plan.dataset.train_samples:,} samples to train on, {validation.samples:,} to validate"),
-        ("IPUs", f"{topology.ipus:,}", f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),
-        ("Replicas", f"{topology.replicas:,}", f"{topology.local_replicas:,} per instance"),
-        ("Instances", f"{topology.instances:,}", f"{topology.instances_per_host:,} per host, {_count(topology.hosts.count, 'host')}"),
-        ("Global batch", f"{batch.global_batch_size:,}",
-         f"samples = micro batch {batch.micro_batch_size:,} x accumulation {batch.accumulation:,} x {_count(batch.replicas, 'replica')}"),
-        ("Updates per epoch", f"{epochs.updates_per_epoch:,}", f"{epochs.dropped_samples_per_epoch:,} samples dropped per epoch"),
-        ("Executions per epoch", f"{epochs.executions_per_epoch:,}", f"{_count(epochs.device_iterations, 'update')} each"),
-        ("Updates in all", f"{epochs.updates:,}", f"{full}{part}"),
-        ("Validation samples", f"{validation.samples:,}",
-         f"each once, in {_count(keras.validation_steps, 'micro batch', 'micro batches')} per instance, {validation.padded_samples:,} padded"),
-        ("steps_per_execution", f"{keras.steps_per_execution:,}", "for Keras: micro batches per replica in one execution"),
-        ("steps_per_epoch", f"{keras.steps_per_epoch:,}", "for Keras: micro batches per epoch per instance"),
-        ("validation_steps", f"{keras.validation_steps:,}", "for Keras: micro batches per validation per instance"),
-    ]  # fmt: skip
+    slots = f"{_count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
+    rows: List[Tuple[str, int, str]] = [
+        ("Training samples", plan.dataset.train_samples, plan.dataset.name),
+        ("IPUs", topology.ipus, f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),
+        ("Replicas", topology.replicas, f"{topology.local_replicas:,} per instance"),
+        ("Instances", topology.instances, f"{topology.instances_per_host:,} per host"),
+        ("Hosts", topology.hosts.count, ", ".join(topology.hosts.names)),
+        ("Global batch", batch.global_batch_size, f"samples = {product}"),
+        ("Updates per epoch", epochs.updates_per_epoch, _count(epochs.device_iterations, "update") + " per execution"),
+        ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that do not fill a global batch"),
+        ("Updates in all", epochs.updates, f"{_count(epochs.full_epochs, 'epoch')}{part}"),
+        ("Validation samples", validation.samples, f"each once, in {slots}, {validation.padded_samples:,} padded"),
+        ("steps_per_execution", keras.steps_per_execution, "for Keras: micro batches of one replica"),
+        ("steps_per_epoch", keras.steps_per_epoch, "for Keras: micro batches of one instance"),
+        ("validation_steps", keras.validation_steps, "for Keras: micro batches of one instance"),
+    ]
+    return [(name, f"{number:,}", words) for name, number, words in rows]
 
 
 def _some(count: int, topology: Topology, first: int = 0) -> List[Any]:
@@ -261,4 +265,4 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _to_ascii(text: str) -> str:
-    return text.translate(str.maketrans({"╭": "+", "╮": "+", "╰": "+", "╯": "+", "─": "-", "│": "|", "→": ">", "⋮": ":", "…": "..."}))
+    return text.translate(str.maketrans("╭╮╰╯─│→⋮", "++++-|>:")).replace("…", "...")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Sequence
-
-from absl import flags
 
 from tf_ipu_dp import cli, config, plan, world
 
@@ -22,7 +22,28 @@ def main(words: Sequence[str]) -> int:
     if cfg.dry_run:
         _show(cfg, run)
         return 0
+    if run.topology.instances > 1:
+        _require_horovod(run.topology.instances)
     raise cli.UsageError("Training is not part of this version, only its plan is. Add --dry_run to see the plan.")
+
+
+def _require_horovod(instances: int) -> None:
+    """Builds Horovod into the environment that launch/train made; in any other environment says how to."""
+    if importlib.util.find_spec("horovod") or importlib.util.find_spec("popdist"):
+        return
+
+    from tf_ipu_dp import environment
+
+    venv = Path(sys.prefix)
+    if not environment.is_own(venv):
+        raise cli.UsageError(
+            f"--instances={instances} needs Horovod, and {sys.executable} has none. "
+            "Build it with: python -m tf_ipu_dp.environment distributed"
+        )
+    try:
+        environment.make("distributed", venv, "", environment.Status("train", sys.stderr))
+    except environment.SetupError as error:
+        raise cli.UsageError(str(error)) from error
 
 
 def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
@@ -39,14 +60,12 @@ def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
 
 
 def _help() -> str:
-    fv = flags.FlagValues()
-    config.define_flags(fv)
     return cli.render_help(
         "python -m tf_ipu_dp.train [--flag=value ...]",
         "Trains a Keras model data-parallel on IPUs. The replicas are derived: IPUs over IPUs per replica. "
         "Without an IPU and the Poplar SDK the same command runs on the emulator.",
         config.GROUPS,
-        fv,
+        config.make_flags(),
         shutil.get_terminal_size().columns,
     )
 

@@ -27,8 +27,13 @@ def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
             "Start through poprun, or unset the POPDIST_* variables."
         )
     if environ.get("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1") == "0":
-        raise cli.UsageError("poprun gave the instances different numbers of replicas. Use a multiple of --num-instances as --num-replicas.")
-    replicas, local, per_replica = (_count(environ, _POPDIST[key], 1) for key in ("replicas", "local_replicas", "ipus_per_replica"))
+        raise cli.UsageError(
+            "poprun gave the instances different numbers of replicas. "
+            "Make its --num-replicas a multiple of --num-instances."
+        )
+    replicas, local, per_replica = (
+        _count(environ, _POPDIST[key], 1) for key in ("replicas", "local_replicas", "ipus_per_replica")
+    )
     offset = _count(environ, _POPDIST["offset"], 0)
     if replicas % local or offset % local or offset >= replicas:
         raise cli.UsageError(
