@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 from difflib import get_close_matches
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Sequence, TextIO, Tuple
 
 from absl import flags
 
@@ -21,6 +21,7 @@ Groups = Mapping[str, Sequence[str]]
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
+_NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
 _MOST_CHOICES_IN_A_FORM = 4
 _PLACEHOLDERS = {"int": "N", "string": "PATH", "bool": ""}
 
@@ -66,25 +67,25 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         raise UsageError(
             f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
         ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--flagfile cannot be read: it is not text in UTF-8 ({error.reason}).") from None
     except flags.Error as error:
         raise UsageError(f"{_reason(error)}. Write --flagfile=PATH.") from None
+    except ValueError as error:  # not text, or not a path
+        raise UsageError(
+            f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
+        ) from None
 
+    positional: Sequence[str] = ()
     while True:
         try:
             positional = fv(["program", *words])[1:]
             break
-        except flags.UnrecognizedFlagError as error:
-            name = error.flagname
-            sentences.append(f"--{name} is not a flag. {_nearest_flag(name, fv)}")
-            words = _without(name, words, fv)
-        except flags.Error as error:
+        except (flags.Error, ValueError) as error:
             name, sentence = _explain(error, fv)
-            sentences.append(sentence)
-            if name is None:
-                raise UsageError(*sentences) from None
-            words = _without(name, words, fv)
+        sentences.append(sentence)
+        rest = _without(name, words, fv)
+        if rest == words:
+            break
+        words = rest
     sentences += [f"{word!r} is not expected here; options start with --." for word in positional]
     if sentences:
         raise UsageError(*sentences)
@@ -177,21 +178,31 @@ def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]
     return kept
 
 
-def _explain(error: flags.Error, fv: flags.FlagValues) -> Tuple[Optional[str], str]:
-    """Returns the flag that an absl error is about, and the sentence for the user."""
+def _explain(error: Exception, fv: flags.FlagValues) -> Tuple[str, str]:
+    """Returns the name on the line that an absl error is about, and the sentence for the user."""
     text = _reason(error)
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return error.flagname, f"--{error.flagname} is not a flag. {_nearest_flag(error.flagname, fv)}"
     missing = _NO_VALUE.match(text)
     if missing:
         return missing[1], f"--{missing[1]} needs a value: {_form(fv[missing[1]])}."
     bad = _BAD_VALUE.match(text)
     if bad:
-        reason = bad[3].rstrip(".")
-        return bad[1], f"--{bad[1]}={bad[2]} cannot be: {reason}. It takes {_takes(fv[bad[1]])}."
-    return None, text
+        flag = fv[bad[1]]
+        reason = f": {bad[3].rstrip('.')}" if hasattr(flag.parser, "placeholder") else ""
+        return bad[1], f"--{bad[1]}={_shortened(bad[2])} is not possible{reason}. It takes {_takes(flag)}."
+    denied = _NO_ARGUMENT.match(text)
+    if denied:
+        return denied[1], f"{text}. Write --{denied[1]}, or --{denied[1][2:]}."
+    return "", text
 
 
 def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    return " ".join(str(error).split()).rstrip(".").replace("ERROR:: ", "")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _nearest_flag(name: str, fv: flags.FlagValues) -> str:

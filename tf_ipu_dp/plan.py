@@ -211,7 +211,7 @@ def plan_run(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
     before = set(draft.rules())
     problems = []
     for rule, sentence, candidates in draft.broken:
-        outcomes = [(fix, rules_after(fix)) for fix in candidates()]
+        outcomes = [(fix, rules_after(fix)) for fix in _without_repeats(candidates(), config)]
         helpful = [(fix, after) for fix, after in outcomes if rule not in after]
         clean = [fix for fix, after in helpful if before.issuperset(after)]
         problems.append(Problem(rule, sentence, tuple(clean or [fix for fix, _ in helpful])))
@@ -301,18 +301,24 @@ def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[Lau
         )
     replicas = ipus // per_replica if _is_power_of_two(ipus) else 0
     if not _is_power_of_two(instances) or (replicas and instances > replicas):
-        least = hosts.count if _is_power_of_two(hosts.count) else 1
+        least = hosts.count if _is_power_of_two(hosts.count) and hosts.count <= (replicas or instances) else 1
+        enough = _powers_around(max(instances, hosts.count) - 1)[1] if max(instances, hosts.count) > 1 else 1
         count = f"{replicas} replica{'s' * (replicas != 1)}" if replicas else "a power of two of replicas"
         draft.refuse(
             "instances",
             f"--instances={instances} cannot share {count} evenly.",
             lambda: [
-                *_sets("instances", _powers_up_to(replicas or 2 * instances, least, near=instances)),
+                *_sets("instances", _nearest(_powers(least, replicas or 2 * instances), instances)),
                 *_sets("ipus", [instances * per_replica] if _is_power_of_two(instances) else []),
+                *(
+                    [Fix((("ipus", enough * per_replica), ("instances", enough)))]
+                    if replicas < enough != instances
+                    else []
+                ),
             ],
         )
     if not _is_power_of_two(hosts.count) or instances % hosts.count:
-        fewer = _powers_up_to(instances, 1, near=hosts.count)
+        fewer = _nearest([n for n in _powers(1, instances) if instances % n == 0], hosts.count)
         draft.refuse(
             "hosts",
             f"{cli.flag_text('hosts', hosts)} cannot share {instances} instance{'s' * (instances != 1)} evenly "
@@ -354,12 +360,11 @@ def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTop
     stages = config.pipeline_stages
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
         fitting = range(launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica + 1)
-        nearest = sorted(fitting, key=lambda n: abs(n - stages))[:4]
         draft.refuse(
             "launched_stages",
             f"--pipeline_stages={stages} takes {ipus_per_replica(stages)} IPUs per replica, but {who} gave "
             f"{launched.ipus_per_replica}.",
-            lambda: [*_sets("pipeline_stages", sorted(nearest)), *_sets("pipeline_stages", [None])],
+            lambda: [*_sets("pipeline_stages", _nearest(fitting, stages, most=4)), *_sets("pipeline_stages", [None])],
         )
 
 
@@ -477,7 +482,8 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topol
         fewer = samples // (batch.accumulation * batch.micro_batch_size)
         yield from _sets("micro_batch_size", [micro] if micro else [])
         yield from _sets("ipus", [_powers_around(fewer)[0] * topology.ipus_per_replica] if fewer else [])
-    if not most:
+    if samples < unit * replicas:
+        # Not even micro batches of one sample: the smallest job there is.
         yield Fix(
             (
                 ("ipus", None if topology.launcher else topology.ipus_per_replica),
@@ -489,10 +495,26 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topol
                 ("global_batch_size", None),
             )
         )
+    elif not most:
+        whole = config.global_batch_size is not None
+        micro = samples // (unit * replicas)
+        yield Fix(
+            (
+                ("micro_batch_size", micro),
+                ("gradient_accumulation", None),
+                ("global_batch_size", micro * unit * replicas if whole else None),
+            )
+        )
 
 
 def _both(name: str, value: object) -> _Candidates:
     return lambda: _sets(name, [value, None])
+
+
+def _without_repeats(fixes: Iterable[Fix], config: TrainConfig) -> List[Fix]:
+    """Leaves out of each fix what is so already, and fixes that come twice."""
+    real = (Fix(tuple(change for change in fix.changes if getattr(config, change[0]) != change[1])) for fix in fixes)
+    return [fix for fix in dict.fromkeys(real) if fix.changes]
 
 
 def _sets(name: str, values: Iterable[Any]) -> List[Fix]:
@@ -508,10 +530,13 @@ def _powers_around(number: int) -> List[int]:
     return [below, 2 * below]
 
 
-def _powers_up_to(most: int, least: int, near: int) -> List[int]:
-    """The powers of two in a range that are nearest to a number, at most 3."""
-    powers = [1 << e for e in range(most.bit_length()) if least <= 1 << e <= most]
-    return sorted(sorted(powers, key=lambda power: abs(power - near))[:3])
+def _powers(least: int, most: int) -> List[int]:
+    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent >= least]
+
+
+def _nearest(numbers: Iterable[int], near: int, most: int = 3) -> List[int]:
+    """The few numbers that are nearest to another, in ascending order."""
+    return sorted(sorted(numbers, key=lambda number: abs(number - near))[:most])
 
 
 def _multiples_around(number: int, unit: int) -> List[int]:
@@ -524,7 +549,7 @@ def _divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[i
     # Trial division up to a bound: beyond it only small divisors and their partners are found; that suggests enough.
     small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
     divisors = {*small, *(number // n for n in small)} - {near}
-    return sorted(sorted(divisors, key=lambda n: abs(n - near))[:most])
+    return _nearest(divisors, near, most)
 
 
 def _schedules_for(accumulation: int, stages: int) -> List[str]:

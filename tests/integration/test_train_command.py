@@ -1,0 +1,92 @@
+"""The train command as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+POPRUN = {
+    "POPDIST_NUM_TOTAL_REPLICAS": "8",
+    "POPDIST_NUM_LOCAL_REPLICAS": "2",
+    "POPDIST_NUM_IPUS_PER_REPLICA": "2",
+    "POPDIST_REPLICA_INDEX_OFFSET": "0",
+}
+
+
+def train(*words, **environ):
+    command = [sys.executable, "-m", "tf_ipu_dp.train", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+
+
+def test_help_lists_our_flags_and_not_those_of_absl():
+    done = train("--help")
+    assert done.returncode == 0 and not done.stderr
+    assert "--ipus=N" in done.stdout and "--pipeline_schedule=grouped|interleaved|sequential" in done.stdout
+    assert "--logtostderr" not in done.stdout and "--run_with_pdb" not in done.stdout
+
+
+def test_a_dry_run_prints_the_plan_on_stdout_only():
+    done = train("--ipus=8", "--dry_run")
+    assert done.returncode == 0 and not done.stderr
+    assert "Global batch" in done.stdout and "replica 7  IPU 7" in done.stdout
+
+
+def test_a_dry_run_as_json_is_nothing_but_json():
+    done = train("--ipus=8", "--dry_run", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["topology"]["replicas"] == 8
+
+
+def test_a_dry_run_as_a_flowchart():
+    done = train("--ipus=8", "--dry_run", "--format=mermaid")
+    assert done.returncode == 0 and done.stdout.startswith("flowchart TB\n")
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--ipus=8", "--dry_run"]])
+def test_neither_help_nor_the_plan_imports_tensorflow(flags):
+    code = f"import sys; from tf_ipu_dp import train; train.main({flags!r}); sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_refusal_is_on_stderr_with_exit_code_1_and_no_traceback():
+    done = train("--ipus=6", "--instances=3")
+    assert done.returncode == 1 and not done.stdout
+    assert (
+        done.stderr.startswith("train: 2 problems:\n  1. --ipus=6 is not possible") and "Traceback" not in done.stderr
+    )
+
+
+def test_under_poprun_the_plan_is_poprun_s():
+    value = json.loads(train("--dry_run", "--json", **POPRUN).stdout)["topology"]
+    assert (value["ipus"], value["instances"], value["launcher"]) == (16, 4, "poprun")
+
+
+def test_under_poprun_a_flag_that_disagrees_is_refused():
+    done = train("--dry_run", "--ipus=8", **POPRUN)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "train: --ipus=8 disagrees with poprun, which started 16 (8 replicas x 2 IPUs each). "
+        "Use --ipus=16, or leave --ipus out.\n"
+    )
+
+
+def test_an_output_that_cannot_carry_boxes_gets_ascii():
+    done = train("--ipus=2", "--dry_run", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout.isascii() and "replica 1  IPU 1" in done.stdout
+
+
+def test_a_reader_that_goes_away_causes_no_traceback():
+    command = f"{sys.executable} -m tf_ipu_dp.train --ipus=8192 --micro_batch_size=1 --dry_run --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n" and not done.stderr
+
+
+def test_without_dry_run_it_says_what_this_version_can_do():
+    done = train("--ipus=8")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "train: Training is not part of this version, only its plan is. Add --dry_run to see the plan.\n"
+    )

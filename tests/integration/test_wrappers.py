@@ -1,0 +1,170 @@
+"""launch/train and launch/test in a copy of the project that nobody has started before."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+OURS = ("VIRTUAL_ENV", "PYTHONPATH", "POPLAR_SDK_ENABLED", "TF_IPU_DP_VENV", "TF_IPU_DP_PYTHON")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("machine") / "tf_ipu_dp"
+    shutil.copytree(ROOT, path, ignore=LEFT_OUT)
+    return path
+
+
+def surroundings(**changes):
+    base = {name: value for name, value in os.environ.items() if name not in OURS}
+    # The environment under test is made with the Python that runs the test, whichever that is.
+    base["TF_IPU_DP_PYTHON"] = os.path.realpath(sys.executable)
+    return {name: value for name, value in {**base, **changes}.items() if value is not None}
+
+
+def start(clone, command, *words, **changes):
+    return subprocess.Popen(
+        [str(clone / "launch" / command), *words], env=surroundings(**changes), cwd=str(clone.parent), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def run(clone, command, *words, **changes):
+    process = start(clone, command, *words, **changes)
+    out, err = process.communicate(timeout=1200)
+    return process.returncode, out, err
+
+
+@pytest.mark.slow
+def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(clone):
+    # Interrupted while packages are being installed: killed, with no chance to clean up.
+    first = start(clone, "train", "--ipus=8", "--dry_run")
+    log = clone / ".venv" / "install.log"
+    deadline = time.monotonic() + 300
+    while not (log.exists() and "Installing collected packages" in log.read_text(errors="replace")):
+        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert not (clone / ".venv" / "ready-run").exists()
+
+    # Two starts at once: one repairs, the other waits, both show the plan.
+    both = [start(clone, "train", "--ipus=8", "--dry_run") for _ in range(2)]
+    results = [(*process.communicate(timeout=1200), process.returncode) for process in both]
+    assert [code for _, _, code in results] == [0, 0], results
+    assert all("replica 7  IPU 7" in out for out, _, _ in results)
+    said = "".join(err for _, err, _ in results)
+    assert said.count("did not finish; starting it again") == 1 and said.count("is ready after") == 1
+    assert said.count("waiting for it") == 1
+
+    # Nothing changed: nothing is said, from any directory.
+    assert run(clone, "train", "--ipus=8", "--dry_run")[2] == ""
+
+    # The same environment grows for the tests. With a cached wheel Horovod is not built again.
+    code, out, err = run(clone, "test", "tests/unit/test_cli.py", "-q")
+    assert code == 0, out + err
+    assert re.search(r"\d+ passed", out)
+    assert "Horovod" in err and "launch/test: tests" in err
+
+    # A failing test makes launch/test fail.
+    (clone / "tests" / "unit" / "test_wrong.py").write_text("def test_wrong():\n    assert 1 == 2\n", encoding="utf-8")
+    code, out, err = run(clone, "test", "tests/unit/test_wrong.py", "-q")
+    assert code == 1 and "1 failed" in out and "launch/test: failed:" in err and "tests" in err
+
+
+@pytest.mark.slow
+def test_an_unreachable_index_is_one_sentence_and_leaves_nothing_that_would_be_used(clone, tmp_path):
+    code, out, err = run(
+        clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), PIP_INDEX_URL="http://127.0.0.1:9/",
+        PIP_CONFIG_FILE=os.devnull, PIP_EXTRA_INDEX_URL=None, PIP_FIND_LINKS=None, PIP_NO_CACHE_DIR="1",
+    )  # fmt: skip
+    assert code == 1 and not out
+    assert "launch/train: the package index cannot be reached" in err.splitlines()[-1]
+    assert not (tmp_path / "venv" / "ready-run").exists()
+
+
+def test_an_environment_that_is_not_ours_is_left_alone(clone, tmp_path):
+    theirs = tmp_path / "venv"
+    theirs.mkdir()
+    (theirs / "precious").touch()
+    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(theirs))
+    assert code == 1 and "was not made by launch/. Remove it, or set TF_IPU_DP_VENV" in err
+    assert [path.name for path in theirs.iterdir()] == ["precious"]
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(clone):
+    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV="/proc/tf_ipu_dp/venv")
+    assert code == 1 and len(err.splitlines()) == 1
+    assert "/proc/tf_ipu_dp cannot be written" in err and "Set TF_IPU_DP_VENV to a directory that can" in err
+
+
+def test_a_machine_without_a_suitable_python_gets_one_sentence(clone, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname", "cksum"):
+        (tools / name).symlink_to(shutil.which(name))
+    (tools / "python3").write_text("#!/bin/sh\necho 'is Python 3.12'\n", encoding="utf-8")
+    (tools / "python3").chmod(0o755)
+    code, out, err = run(
+        clone, "train", "--dry_run", PATH=str(tools), TF_IPU_DP_PYTHON=None, python_places=str(tmp_path)
+    )
+    assert code == 1 and not out and len(err.splitlines()) == 1
+    assert "no Python 3.8 to 3.11 was found (python3 is Python 3.12)" in err and "TF_IPU_DP_PYTHON" in err
+
+
+def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone):
+    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="/bin/false")
+    assert code == 1
+    assert err == (
+        "launch/train: TF_IPU_DP_PYTHON=/bin/false does not start; "
+        "give a Python 3.8 to 3.11, by version, command or path.\n"
+    )
+
+
+def make_sdk_environment(path, **options):
+    """A virtual environment whose TensorFlow has the Poplar SDK's files; what is asked of it is only where they are."""
+    venv.create(path, **options)
+    site = next(path.glob("lib/python3*/site-packages"))
+    (site / "tensorflow" / "python" / "ipu").mkdir(parents=True)
+    (site / "tensorflow" / "__init__.py").touch()
+    return site
+
+
+def test_inside_an_sdk_environment_that_environment_is_used_and_nothing_is_installed(clone, tmp_path):
+    sdk = tmp_path / "sdk"
+    site = make_sdk_environment(sdk, with_pip=False)
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("\n".join(ours), encoding="utf-8")
+    before = sorted(site.iterdir())
+    changes = {"VIRTUAL_ENV": str(sdk), "TF_IPU_DP_PYTHON": None, "PATH": f"{sdk}/bin:{os.environ['PATH']}"}
+    code, out, err = run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **changes)
+    assert (code, err) == (0, "") and "replica 7  IPU 7" in out
+    assert not (tmp_path / "venv").exists()
+    assert [path for path in sorted(site.iterdir()) if path.name != "__pycache__"] == before
+
+
+@pytest.mark.slow
+def test_what_an_sdk_environment_lacks_is_added_and_what_it_has_is_held(clone, tmp_path):
+    sdk = tmp_path / "sdk"
+    site = make_sdk_environment(sdk, with_pip=True)
+    pip = [str(sdk / "bin" / "python"), "-m", "pip"]
+    subprocess.run([*pip, "install", "-q", "absl-py==1.0.0", "six==1.15.0"], check=True, capture_output=True)
+    changes = {"VIRTUAL_ENV": str(sdk), "TF_IPU_DP_PYTHON": None, "PATH": f"{sdk}/bin:{os.environ['PATH']}"}
+    code, out, err = run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **changes)
+    assert code == 0 and "replica 7  IPU 7" in out, err
+    assert "lacks rich; adding that, changing nothing that is there" in err
+    listed = subprocess.run([*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True).stdout
+    assert "absl-py==1.0.0" in listed and "six==1.15.0" in listed and "rich==" in listed
+    assert not re.search(r"(?im)^(tensorflow|keras|numpy|protobuf)", listed)
+    assert not list(site.glob("tensorflow*.dist-info"))

@@ -1,0 +1,62 @@
+"""The SDK's rules, stated a second time and differently from the planner: by counting rather than by formula."""
+
+from __future__ import annotations
+
+from tf_ipu_dp import plan as planner
+
+
+def assert_obeys_the_rules(run: planner.RunPlan) -> None:
+    topology, batch, epochs, validation, keras = run.topology, run.batch, run.epochs, run.validation, run.keras
+
+    # Devices: powers of two, each IPU used once, stages in order on the IPUs of their replica.
+    assert bin(topology.ipus).count("1") == 1
+    smallest = 1
+    while smallest < topology.pipeline_stages:
+        smallest *= 2
+    assert topology.ipus_per_replica == smallest
+    replicas = list(topology.all_replicas())
+    assert [ipu for replica in replicas for ipu in replica.ipu_ids] == list(range(topology.ipus))
+    assert all(len(replica.ipu_ids) == smallest for replica in replicas)
+
+    # poprun: the same number of replicas in each instance, the same number of instances on each host.
+    per_instance = {i: sum(replica.instance == i for replica in replicas) for i in range(topology.instances)}
+    assert set(per_instance.values()) == {topology.local_replicas} and topology.local_replicas >= 1
+    hosts_of_instances = {replica.instance: replica.host for replica in replicas}
+    per_host = [list(hosts_of_instances.values()).count(host) for host in range(topology.hosts.count)]
+    assert set(per_host) == {topology.instances_per_host} and topology.instances_per_host >= 1
+
+    # One update: every replica does `accumulation` micro batches.
+    assert batch.global_batch_size == sum(batch.micro_batch_size * batch.accumulation for _ in replicas)
+
+    # Pipeline: the compiler's count rule, for training and for evaluation.
+    stages, schedule = topology.pipeline_stages, topology.pipeline_schedule
+    if stages > 1 and schedule != "sequential":
+        count = 2 * stages if schedule == "grouped" else stages
+        assert batch.accumulation >= count and batch.accumulation % count == 0
+        assert keras.steps_per_execution % stages == 0
+
+    # Keras: steps of an instance -> per replica -> executions -> updates, with no remainder anywhere.
+    for steps in (keras.steps_per_epoch, keras.last_epoch_steps, keras.validation_steps):
+        assert steps % topology.local_replicas == 0
+        assert steps // topology.local_replicas % keras.steps_per_execution == 0
+        assert steps % keras.steps_per_execution == 0
+    assert keras.steps_per_epoch > 0
+    assert keras.steps_per_execution % batch.accumulation == 0
+    assert keras.steps_per_execution // batch.accumulation == epochs.device_iterations
+    executions = keras.steps_per_epoch // topology.local_replicas // keras.steps_per_execution
+    assert executions == epochs.executions_per_epoch
+    assert executions * epochs.device_iterations == epochs.updates_per_epoch
+
+    # Samples: what an epoch uses and what it drops is the data set, and less than one batch is dropped.
+    assert 0 <= epochs.dropped_samples_per_epoch < batch.global_batch_size
+    assert (run.dataset.train_samples - epochs.dropped_samples_per_epoch) % batch.global_batch_size == 0
+    used = epochs.updates_per_epoch * batch.global_batch_size
+    assert used + epochs.dropped_samples_per_epoch <= run.dataset.train_samples
+    assert used == keras.steps_per_epoch * batch.micro_batch_size * topology.instances
+
+    # Validation: shards are disjoint, complete, and each fits into its instance's slots.
+    shards = [validation.shard(instance) for instance in range(topology.instances)]
+    assert [sample for shard in shards for sample in shard] == list(range(run.dataset.validation_samples))
+    slots = keras.validation_steps * batch.micro_batch_size
+    assert all(len(shard) <= slots for shard in shards)
+    assert slots * topology.instances - validation.padded_samples == run.dataset.validation_samples

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from absl import flags
+
+from tf_ipu_dp import cli
+
+
+def make_flags():
+    fv = flags.FlagValues()
+    flags.DEFINE_integer("ipus", 1, "How many.", lower_bound=1, flag_values=fv)
+    flags.DEFINE_enum("sdk", "auto", ["auto", "poplar"], "Which.", flag_values=fv)
+    flags.DEFINE_bool("json", False, "As JSON.", flag_values=fv)
+    return fv
+
+
+def parse(*words):
+    fv = make_flags()
+    cli.parse(words, fv)
+    return {name: fv[name].value for name in fv}
+
+
+def sentences(*words):
+    with pytest.raises(cli.UsageError) as caught:
+        parse(*words)
+    return list(caught.value.sentences)
+
+
+@pytest.fixture
+def flag_file(tmp_path):
+    path = tmp_path / "run.flags"
+    path.write_text("# what it is for\n--ipus=4\n\n--sdk=poplar\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("order", ["file first", "file last", "two words"])
+def test_a_flag_on_the_line_wins_over_the_file_wherever_the_file_stands(flag_file, order):
+    file_words = ["--flagfile", flag_file] if order == "two words" else [f"--flagfile={flag_file}"]
+    words = [*file_words, "--ipus=16"] if order == "file first" else ["--ipus=16", *file_words]
+    assert parse(*words) == {"ipus": 16, "sdk": "poplar", "json": False}
+
+
+def test_of_two_files_the_later_wins(flag_file, tmp_path):
+    other = tmp_path / "other.flags"
+    other.write_text("--ipus=2\n", encoding="utf-8")
+    assert parse(f"--flagfile={flag_file}", f"--flagfile={other}")["ipus"] == 2
+
+
+def test_a_file_may_name_another_file(flag_file, tmp_path):
+    outer = tmp_path / "outer.flags"
+    outer.write_text(f"--flagfile={flag_file}\n--json\n", encoding="utf-8")
+    assert parse(f"--flagfile={outer}") == {"ipus": 4, "sdk": "poplar", "json": True}
+
+
+def test_values_may_stand_apart_and_booleans_may_be_negated():
+    assert parse("--ipus", "8", "--nojson") == {"ipus": 8, "sdk": "auto", "json": False}
+
+
+def test_every_mistake_of_a_line_is_told():
+    assert sentences("--ipsu=8", "--ipus=0", "--sdk=gpu", "extra", "--nojson=1") == [
+        "--ipus=0 is not possible. It takes a whole number from 1 on.",
+        "--sdk=gpu is not possible. It takes auto or poplar.",
+        "--nojson=1 does not take an argument. Write --nojson, or --json.",
+        "--ipsu is not a flag. Did you mean --ipus?",
+        "'extra' is not expected here; options start with --.",
+    ]
+
+
+def test_the_value_of_an_unknown_flag_is_not_a_second_mistake():
+    assert sentences("--ipuss", "8") == ["--ipuss is not a flag. Did you mean --ipus?"]
+
+
+def test_a_flag_like_none_of_ours_is_refused_without_a_guess():
+    assert sentences("--verbosity=1") == ["--verbosity is not a flag. See --help for those that are."]
+
+
+def test_a_missing_value_is_told():
+    assert sentences("--ipus") == ["--ipus needs a value: --ipus=N."]
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_an_unreadable_flag_file_is_one_sentence(tmp_path, content):
+    path = tmp_path / "x.flags"
+    if content:
+        path.write_bytes(content)
+    (sentence,) = sentences(f"--flagfile={path}")
+    assert sentence.startswith("--flagfile cannot be read: ")
+
+
+def test_a_mistake_in_a_flag_file_is_told_too(tmp_path):
+    path = tmp_path / "x.flags"
+    path.write_text("--ipus=none\n", encoding="utf-8")
+    assert sentences(f"--flagfile={path}") == ["--ipus=none is not possible. It takes a whole number from 1 on."]
+
+
+def test_help_shows_groups_forms_and_defaults():
+    text = cli.render_help("prog", "About it.", {"Where": ("ipus", "sdk"), "Output": ("json",)}, make_flags(), 80)
+    assert text == (
+        "usage: prog\n\nAbout it.\n\n"
+        "Where\n  --ipus=N           How many. Default: 1.\n  --sdk=auto|poplar  Which. Default: auto.\n\n"
+        "Output\n  --[no]json         As JSON.\n\n"
+        "--flagfile=PATH reads flags from a file, one per line; a flag on the command\n"
+        "line wins over the file's.\n"
+    )
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "-help", "--helpfull"])
+def test_help_is_wanted(word):
+    assert cli.wants_help(["--ipus=1", word]) and not cli.wants_help(["--", word])
+
+
+def test_one_problem_is_a_line_and_several_are_a_list():
+    assert cli.render_problems("train", ["A."]) == "train: A.\n"
+    assert cli.render_problems("train", ["A.", "B."]) == "train: 2 problems:\n  1. A.\n  2. B.\n"
+
+
+def test_a_users_mistake_ends_with_1_and_ours_with_a_traceback():
+    stream = io.StringIO()
+
+    def mistaken():
+        raise cli.UsageError("No.")
+
+    assert cli.run("train", mistaken, stream) == 1
+    assert stream.getvalue() == "train: No.\n"
+    with pytest.raises(ZeroDivisionError):
+        cli.run("train", lambda: 1 // 0, stream)
+
+
+@pytest.mark.parametrize(("values", "text"), [([1], "1"), ([1, 2], "1 or 2"), ([1, 2, 3], "1, 2 or 3")])
+def test_alternatives_read_like_a_sentence(values, text):
+    assert cli.alternatives(values) == text

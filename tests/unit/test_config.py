@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from absl import flags
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp import cli, config
+
+FLAGS = [
+    "dataset",
+    "device_iterations",
+    "dry_run",
+    "epochs",
+    "format",
+    "global_batch_size",
+    "gradient_accumulation",
+    "hosts",
+    "instances",
+    "ipus",
+    "json",
+    "micro_batch_size",
+    "pipeline_schedule",
+    "pipeline_stages",
+    "run_dir",
+    "sdk",
+    "seed",
+]
+
+
+def test_these_are_the_flags_and_a_new_one_is_a_decision():
+    assert sorted(config.make_flags()) == FLAGS
+
+
+def test_the_config_has_a_field_and_the_help_has_a_line_for_every_flag():
+    assert sorted(field.name for field in dataclasses.fields(config.TrainConfig)) == FLAGS
+    assert sorted(name for names in config.GROUPS.values() for name in names) == FLAGS
+
+
+def test_the_flags_can_be_defined_on_any_flag_values():
+    fv = flags.FlagValues()
+    config.define_flags(fv)
+    fv(["program", "--ipus=8"])
+    assert config.TrainConfig.from_flags(fv).ipus == 8
+
+
+def test_what_was_not_given_is_none():
+    cfg = config.parse([])
+    assert (cfg.ipus, cfg.instances, cfg.hosts, cfg.pipeline_stages, cfg.global_batch_size) == (None,) * 5
+
+
+def test_the_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.parse([]).ipus = 3
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [("5", (5, "epochs")), ("5epochs", (5, "epochs")), ("200steps", (200, "steps")), ("1 step", (1, "steps"))],
+)
+def test_a_duration_is_epochs_or_steps(text, duration):
+    assert config.parse([f"--epochs={text}"]).epochs == config.Duration(*duration)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "steps", "5 days", "", "5stepsx", "٣"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(cli.UsageError, match="--epochs="):
+        config.parse([f"--epochs={text}"])
+
+
+@pytest.mark.parametrize(("text", "hosts"), [("2", (2, ())), ("a,b", (2, ("a", "b"))), ("n1.x", (1, ("n1.x",)))])
+def test_hosts_are_a_number_or_names(text, hosts):
+    assert config.parse([f"--hosts={text}"]).hosts == config.Hosts(*hosts)
+
+
+@pytest.mark.parametrize("text", ["0", "a,,b", "a,a", "a b", ""])
+def test_what_are_no_hosts_is_refused(text):
+    with pytest.raises(cli.UsageError, match="--hosts="):
+        config.parse([f"--hosts={text}"])
+
+
+def test_json_and_mermaid_exclude_each_other_and_a_drawing_is_for_a_dry_run():
+    with pytest.raises(cli.UsageError, match="exclude each other"):
+        config.parse(["--dry_run", "--json", "--format=mermaid"])
+    with pytest.raises(cli.UsageError, match="Add --dry_run"):
+        config.parse(["--format=mermaid"])
+
+
+@given(
+    ipus=st.one_of(st.none(), st.integers(1, 2**20)),
+    hosts=st.one_of(st.none(), st.integers(1, 9).map(config.Hosts), st.just(config.Hosts(2, ("a", "b")))),
+    epochs=st.builds(config.Duration, st.integers(1, 999), st.sampled_from(["epochs", "steps"])),
+    dry_run=st.booleans(),
+    run_dir=st.one_of(st.none(), st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)),
+)
+def test_a_config_survives_its_flag_file(ipus, hosts, epochs, dry_run, run_dir):
+    changes = {"ipus": ipus, "hosts": hosts, "epochs": epochs, "dry_run": dry_run, "run_dir": run_dir}
+    cfg = dataclasses.replace(config.parse([]), **changes)
+    assert config.parse(cfg.flag_lines()) == cfg

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tf_ipu_dp import doctor
+from tf_ipu_dp.doctor import Probe
+
+ABSENT = Probe(None, "not found on the PATH")
+STOCK = Probe({"version": "2.15.1", "path": "x", "poplar": False, "keras": "2.15.0"})
+POPLAR = Probe({"version": "2.6.3", "path": "x", "poplar": True, "keras": "2.6.0"})
+DEVICE = {"id": "0", "ipuof partition id": "p1", "driver version": "1.1", "firmware version": "2.5"}
+
+
+def judge(environ=None, python=(3, 11), **probes):
+    nothing = {
+        "tensorflow": Probe(None, "ModuleNotFoundError: No module named 'tensorflow'"),
+        "horovod": Probe(None, "ModuleNotFoundError: No module named 'horovod'"),
+        "tensorflow_datasets": Probe(None, "ModuleNotFoundError: No module named 'tensorflow_datasets'"),
+        "gcipuinfo": Probe(None, "ModuleNotFoundError: No module named 'gcipuinfo'"),
+        "poprun": ABSENT,
+        "mpirun": ABSENT,
+        "srun": ABSENT,
+    }
+    diagnosis = doctor.judge({**nothing, **probes}, environ or {}, python)
+    return diagnosis.sdk, {finding.name: finding for finding in diagnosis.findings}, diagnosis
+
+
+def test_without_tensorflow_train_would_not_start_and_it_says_what_to_do():
+    sdk, findings, diagnosis = judge()
+    assert sdk is None
+    assert not findings["TensorFlow"].ok and "launch/train" in findings["TensorFlow"].advice
+    assert "Train would not start here." in doctor.render(diagnosis, 120)
+
+
+def test_stock_tensorflow_is_enough_for_the_emulator():
+    sdk, findings, _ = judge(tensorflow=STOCK)
+    assert sdk == "emulator" and findings["Emulator"].ok
+    assert findings["Poplar SDK"].ok is None
+
+
+def test_the_sdk_s_tensorflow_with_an_ipu_is_poplar():
+    sdk, findings, _ = judge(
+        {"POPLAR_SDK_ENABLED": "/sdk"}, tensorflow=POPLAR, gcipuinfo=Probe({"devices": [DEVICE] * 4})
+    )
+    assert sdk == "poplar"
+    assert findings["Poplar SDK"].detail == "4 IPUs, partition p1, driver 1.1, firmware 2.5"
+
+
+@pytest.mark.parametrize("devices", [Probe({"devices": []}), Probe(None, "ImportError: libgcipuinfo.so")])
+def test_an_enabled_sdk_without_an_ipu_is_a_fault(devices):
+    sdk, findings, _ = judge({"POPLAR_SDK_ENABLED": "/sdk"}, tensorflow=POPLAR, gcipuinfo=devices)
+    assert sdk is None and findings["Poplar SDK"].ok is False and findings["Poplar SDK"].advice
+
+
+def test_ipus_under_a_stock_tensorflow_are_a_fault_of_the_sdk_but_the_emulator_starts():
+    sdk, findings, _ = judge(tensorflow=STOCK, gcipuinfo=Probe({"devices": [DEVICE]}))
+    assert sdk == "emulator" and findings["Poplar SDK"].ok is False
+
+
+def test_keras_3_is_refused():
+    newer = Probe({"version": "2.17.0", "path": "x", "poplar": False, "keras": "3.4.0"})
+    sdk, findings, _ = judge(tensorflow=newer)
+    assert sdk is None and findings["Keras"].advice.startswith("Keras 2 is needed.")
+
+
+def test_a_python_out_of_range_is_refused():
+    assert judge(python=(3, 12), tensorflow=STOCK)[0] is None
+
+
+def test_a_horovod_that_does_not_load_is_a_fault_and_a_missing_one_is_not():
+    assert judge()[1]["Horovod"].ok is None
+    assert judge(horovod=Probe(None, "ImportError: undefined symbol"))[1]["Horovod"].ok is False
+
+
+def test_prepared_data_sets_are_listed(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "downloads").mkdir()
+    there = Probe({"version": "4.9.3"})
+    _, findings, _ = judge({"TFDS_DATA_DIR": str(tmp_path)}, tensorflow_datasets=there)
+    assert findings["tensorflow-datasets"].detail == f"4.9.3, data in {tmp_path}: mnist"
+
+
+def test_the_json_says_the_same_as_the_table():
+    _, findings, diagnosis = judge(tensorflow=STOCK)
+    value = json.loads(doctor.render_json(diagnosis))
+    assert value["ready"] is True and value["sdk"] == "emulator"
+    assert [entry["name"] for entry in value["findings"]] == list(findings)
+
+
+def probe(code, limit_s=30.0):
+    return doctor.read_probe([sys.executable, "-c", code], limit_s)
+
+
+def test_a_child_that_answers_is_believed():
+    assert probe("print('chatter'); print('{\"a\": 1}')") == Probe({"a": 1})
+
+
+def test_a_child_that_crashes_hangs_or_fails_is_a_reason_and_not_a_crash():
+    assert probe("import os; os.abort()") == Probe(None, "the interpreter was ended by SIGABRT")
+    assert probe("while True: pass", 0.5) == Probe(None, "no answer within 0 s")
+    assert probe("import no_such_module") == Probe(None, "ModuleNotFoundError: No module named 'no_such_module'")
+    assert doctor.read_probe(["/no/such/program"], 1.0) == Probe(None, "No such file or directory")

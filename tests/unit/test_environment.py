@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_ipu_dp import environment
+
+ROOT = Path(environment.__file__).resolve().parent.parent
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_targets_extras_are_in_setup_cfg_and_the_package_itself_requires_no_tensorflow():
+    plain = environment.requirements(ROOT / "setup.cfg", [])
+    assert not [line for line in plain if line.startswith(("tensorflow", "keras", "numpy", "protobuf"))]
+    for extras in environment.TARGETS.values():
+        assert len(environment.requirements(ROOT / "setup.cfg", extras)) > len(plain)
+
+
+def test_setup_cfg_pins_the_horovod_that_is_built():
+    assert environment.HOROVOD in environment.requirements(ROOT / "setup.cfg", ["distributed"])
+
+
+@pytest.mark.parametrize("name", ["default.txt", "sdk_age.txt"])
+def test_every_constraint_is_exact(name):
+    lines = (ROOT / "launch" / "constraints" / name).read_text(encoding="utf-8").splitlines()
+    assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+def test_this_environment_has_the_versions_of_its_constraints():
+    from importlib import metadata
+
+    default = sys.version_info >= (3, 9)
+    path = ROOT / "launch" / "constraints" / ("default.txt" if default else "sdk_age.txt")
+    pins = dict(line.split(";")[0].strip().split("==") for line in path.read_text(encoding="utf-8").splitlines()
+                if "==" in line and "python_version" not in line)  # fmt: skip
+    installed = {found.metadata["Name"].lower().replace("_", "-"): found.version for found in metadata.distributions()}
+    installed.pop("pip", None)
+    assert {name: version for name, version in installed.items() if name in pins and pins[name] != version} == {}
+    unpinned = set(installed) - set(pins) - {"horovod", "protobuf"}
+    assert unpinned == set()
+
+
+def test_without_a_compiler_one_sentence_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(environment.SetupError, match=r"no C\+\+ compiler .* apt-get install g\+\+"):
+        environment._require_compiler()
+
+
+def test_the_cache_is_outside_the_clone_and_can_be_moved(monkeypatch, tmp_path):
+    monkeypatch.delenv("TF_IPU_DP_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert environment.cache_dir() == tmp_path / "tf_ipu_dp"
+    monkeypatch.setenv("TF_IPU_DP_CACHE", "/elsewhere")
+    assert environment.cache_dir() == Path("/elsewhere")
+
+
+def test_stock_tensorflow_is_not_taken_for_the_sdk_s(monkeypatch, tmp_path):
+    assert not environment.has_poplar_tensorflow()
+    (tmp_path / "tensorflow" / "python" / "ipu").mkdir(parents=True)
+    (tmp_path / "tensorflow" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    assert environment.has_poplar_tensorflow()
+
+
+def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_file():
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        status = environment.Status("launch/train", stream)
+        status.doing("collecting numpy")
+        environment._show_progress("Downloading tensorflow_cpu-2.15.1.whl (207.2 MB)", status)
+        environment._show_progress("Downloading https://x/six-1.17.0.whl (11 kB)", status)
+        environment._show_progress("[40/160] Building CXX object a.o", status)
+        status.say("done.")
+    assert "\n" not in terminal.getvalue().rstrip("\n") and "compiling 40 of 160" in terminal.getvalue()
+    assert file.getvalue() == (
+        "  downloading tensorflow_cpu-2.15.1.whl (207.2 MB)\n  compiling 40 of 160\nlaunch/train: done.\n"
+    )
+
+
+def test_a_failing_command_becomes_a_sentence_with_the_last_error_and_the_log(tmp_path):
+    status = environment.Status("x", io.StringIO())
+    command = [sys.executable, "-c", "import sys; print('chatter'); sys.exit('ERROR: No matching distribution found.')"]
+    with pytest.raises(environment.SetupError) as caught:
+        environment._run(command, tmp_path, status, "Installing")
+    log = tmp_path / "install.log"
+    assert (
+        str(caught.value) == f"Installing failed: ERROR: No matching distribution found. The whole output is in {log}."
+    )
+    assert "chatter" in log.read_text(encoding="utf-8")

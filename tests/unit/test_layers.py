@@ -1,0 +1,62 @@
+"""Imports point downwards, and nothing that a user waits for imports TensorFlow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tf_ipu_dp
+
+# From the bottom up; a module may import from lower rows only. A new module gets its row here.
+LAYERS = [
+    ["__init__"],
+    ["cli", "environment"],
+    ["config"],
+    ["plan"],
+    ["report", "world"],
+    ["doctor", "train"],
+]
+RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+PURE = ["cli", "config", "plan", "report"]
+HEAVY = ("tensorflow", "keras", "horovod", "popdist", "gcipuinfo", "numpy")
+PACKAGE = Path(tf_ipu_dp.__file__).parent
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are not used here"
+            yield node.module
+            if node.module == "tf_ipu_dp":
+                yield from (f"tf_ipu_dp.{alias.name}" for alias in node.names if alias.name in RANKS)
+
+
+def test_every_module_has_a_layer():
+    assert sorted(path.stem for path in PACKAGE.glob("*.py")) == sorted(RANKS)
+
+
+@pytest.mark.parametrize("name", sorted(RANKS))
+def test_imports_point_downwards(name):
+    for imported in imports_of(PACKAGE / f"{name}.py"):
+        if imported.startswith("tf_ipu_dp."):
+            assert RANKS[imported.split(".")[1]] < RANKS[name], f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_do_not_reach_for_the_outside(name):
+    allowed = {"cli": {"os"}}  # os.dup2, where a reader of our output has gone
+    outside = {"os", "time", "datetime", "socket", "subprocess", "random", "tempfile", "importlib"}
+    assert set(imports_of(PACKAGE / f"{name}.py")) & outside <= allowed.get(name, set())
+
+
+@pytest.mark.parametrize("name", [name for name in RANKS if name != "__init__"])
+def test_importing_a_module_imports_nothing_heavy(name):
+    code = f"import sys, tf_ipu_dp.{name}; print(*set(sys.modules) & set({HEAVY}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

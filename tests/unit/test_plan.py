@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_rules import assert_obeys_the_rules
+
+from tf_ipu_dp import cli, config, plan
+from tf_ipu_dp.plan import LaunchedTopology
+
+MINI = config.DATASETS["fashion_mini"]
+CIFAR = config.DATASETS["cifar10"]
+
+POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
+COUNTS = st.one_of(POWERS, st.integers(1, 40))
+CONFIGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "ipus": COUNTS,
+        "pipeline_stages": st.integers(1, 9),
+        "pipeline_schedule": st.sampled_from(config.SCHEDULES),
+        "instances": COUNTS,
+        "hosts": st.one_of(st.integers(1, 9).map(str), st.sampled_from(["a", "a,b", "a,b,c", "n1,n2,n3,n4"])),
+        "micro_batch_size": st.integers(1, 70),
+        "gradient_accumulation": st.integers(1, 40),
+        "global_batch_size": st.integers(1, 10_000),
+        "device_iterations": st.integers(1, 40),
+        "epochs": st.one_of(st.integers(1, 9).map(str), st.integers(1, 900).map("{}steps".format)),
+        "dataset": st.sampled_from(["fashion_mini", "cifar10", "imagenet2012"]),
+    },
+)
+LAUNCHES = st.one_of(
+    st.none(),
+    st.builds(
+        lambda local, instances, per_replica, hosts: LaunchedTopology(
+            "poprun", local * instances, per_replica, instances, 0, hosts
+        ),
+        local=COUNTS,
+        instances=COUNTS,
+        per_replica=st.one_of(POWERS, st.just(3)),
+        hosts=st.one_of(st.none(), st.integers(1, 4)),
+    ),
+)
+
+
+def parse(*words):
+    return config.parse(words)
+
+
+def plan_words(*words, launched=None):
+    cfg = parse(*words)
+    return plan.plan_run(cfg, config.DATASETS[cfg.dataset], launched)
+
+
+def refusal(*words, launched=None):
+    with pytest.raises(plan.PlanError) as caught:
+        plan_words(*words, launched=launched)
+    return caught.value
+
+
+def parse_dict(given_flags):
+    return parse(*(f"--{name}={value}" for name, value in given_flags.items()))
+
+
+@settings(max_examples=600, deadline=None)
+@given(CONFIGS, LAUNCHES)
+def test_every_accepted_plan_obeys_the_rules_and_every_suggestion_removes_its_problem(given_flags, launched):
+    cfg = parse_dict(given_flags)
+    dataset = config.DATASETS[cfg.dataset]
+    try:
+        run = plan.plan_run(cfg, dataset, launched)
+    except plan.PlanError as error:
+        for problem in error.problems:
+            for fix in problem.fixes:
+                try:
+                    plan.plan_run(fix.apply(cfg), dataset, launched)
+                except plan.PlanError as next_error:
+                    assert problem.rule not in [left.rule for left in next_error.problems], (fix, str(next_error))
+    else:
+        assert_obeys_the_rules(run)
+
+
+@settings(max_examples=300, deadline=None)
+@given(CONFIGS)
+def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_in_its_text(given_flags):
+    cfg = parse_dict(given_flags)
+    try:
+        plan.plan_run(cfg, config.DATASETS[cfg.dataset])
+    except plan.PlanError as error:
+        for problem in error.problems:
+            assert problem.fixes, str(problem)
+            for fix in problem.fixes:
+                for name, value in fix.changes:
+                    assert f"--{name}" in str(problem)
+                    assert value is None or str(value) in str(problem)
+
+
+def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
+    rng = random.Random(20)
+    names = [name for names in config.GROUPS.values() for name in names] + ["ipu", "flagfile", "nojson", "", "help_me"]
+    values = ["0", "1", "2", "3", "8", "64", "-1", "3.5", "x", "", "1e3", "10" * 40, "9" * 5000, "a,b", ",", "200steps",
+              "0steps", "grouped", "emulator", "true", "é", "\x00", "--", "cifar10", "mermaid", "²"]  # fmt: skip
+    plans = refusals = 0
+    for _ in range(10_000):
+        words = []
+        for _ in range(rng.randrange(6)):
+            name, value = rng.choice(names), rng.choice(values)
+            flag = f"--{name}"
+            words += rng.choice([[f"{flag}={value}"], [flag, value], [flag], [value], [f"-{name}={value}"]])
+        try:
+            cfg = config.parse(words)
+            run = plan.plan_run(cfg, config.DATASETS[cfg.dataset])
+        except cli.UsageError as error:
+            refusals += 1
+            assert error.sentences and all(error.sentences)
+        else:
+            plans += 1
+            if run.topology.ipus < 10_000:
+                assert_obeys_the_rules(run)
+    assert plans > 100 and refusals > 1000
+
+
+@pytest.mark.parametrize(("stages", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16)], ids=str)
+def test_a_replica_takes_the_next_power_of_two_of_ipus(stages, taken):
+    assert plan.ipus_per_replica(stages) == taken
+
+
+def test_the_reference_run_over_two_stages_and_eight_replicas_has_three_executions_per_epoch():
+    run = plan_words(
+        "--dataset=cifar10", "--ipus=16", "--pipeline_stages=2", "--instances=4", "--micro_batch_size=64",
+        "--gradient_accumulation=8", "--device_iterations=4",
+    )  # fmt: skip
+    assert run.topology.replicas == 8
+    assert run.batch.global_batch_size == 4096
+    assert (run.epochs.updates_per_epoch, run.epochs.executions_per_epoch) == (12, 3)
+    assert run.epochs.dropped_samples_per_epoch == 50_000 - 12 * 4096
+    steps = {"steps_per_execution": 32, "steps_per_epoch": 192, "last_epoch_steps": 0, "validation_steps": 64}
+    assert run.keras == plan.KerasSteps(**steps)
+
+
+def test_a_global_batch_that_does_not_divide_names_the_nearest_and_the_micro_batches_that_do():
+    error = refusal("--ipus=16", "--micro_batch_size=18", "--global_batch_size=3520")
+    assert error.sentences == (
+        "--global_batch_size=3520 is not a multiple of 288 = micro batch 18 x 16 replicas. "
+        "Use --global_batch_size=3456 or 3744, or --micro_batch_size=1, 2, 4, 5, 10, 11, 20, 22, 44, 55, 110 or 220.",
+    )
+
+
+def test_the_accumulation_is_solved_from_the_global_batch():
+    assert plan_words("--ipus=8", "--global_batch_size=1024").batch.accumulation == 4
+
+
+@pytest.mark.parametrize(("schedule", "accumulation"), [("grouped", 8), ("interleaved", 4), ("sequential", 1)])
+def test_without_a_batch_flag_the_accumulation_is_the_least_that_the_schedule_takes(schedule, accumulation):
+    run = plan_words("--ipus=4", "--pipeline_stages=4", f"--pipeline_schedule={schedule}")
+    assert run.batch.accumulation == accumulation
+
+
+def test_all_problems_are_told_at_once():
+    error = refusal("--ipus=6", "--instances=3", "--hosts=5")
+    assert [problem.rule for problem in error.problems] == ["ipus", "instances", "hosts"]
+    assert "Use --ipus=4 or 8." in error.sentences[0]
+    assert "Use --instances=1, 2 or 4, or --ipus=8 --instances=8." in error.sentences[1]
+
+
+def test_device_iterations_that_do_not_divide_the_epoch_are_refused_with_the_divisors_near_it():
+    assert refusal("--dataset=cifar10", "--ipus=1", "--micro_batch_size=50", "--device_iterations=7").sentences == (
+        "--device_iterations=7 does not divide the epoch's 1000 weight updates (50000 samples / global batch 50). "
+        "Use --device_iterations=4, 5, 8 or 10.",
+    )
+
+
+def test_a_duration_in_steps_may_end_within_an_epoch_but_not_within_an_execution():
+    run = plan_words("--ipus=8", "--epochs=40steps", "--device_iterations=8")
+    assert (run.epochs.full_epochs, run.epochs.last_epoch_updates, run.epochs.updates) == (1, 8, 40)
+    assert_obeys_the_rules(run)
+    assert "Use --epochs=40steps or 48steps" in str(refusal("--ipus=8", "--epochs=44steps", "--device_iterations=8"))
+
+
+def test_fewer_steps_than_an_epoch_are_one_short_epoch():
+    run = plan_words("--epochs=10steps", "--device_iterations=5")
+    assert (run.epochs.updates_per_epoch, run.epochs.updates, run.epochs.epochs) == (10, 10, 1)
+
+
+def test_samples_that_do_not_fill_a_batch_are_counted():
+    run = plan_words("--micro_batch_size=3000")
+    assert (run.epochs.updates_per_epoch, run.epochs.dropped_samples_per_epoch) == (2, 2192)
+
+
+def test_a_batch_larger_than_the_data_set_is_refused_with_what_fits():
+    text = str(refusal("--ipus=8", "--gradient_accumulation=64"))
+    assert "16384 samples" in text and "--gradient_accumulation=32" in text and "--micro_batch_size=16" in text
+
+
+def test_global_batch_and_accumulation_exclude_each_other():
+    text = str(refusal("--global_batch_size=64", "--gradient_accumulation=2"))
+    assert "set the same thing twice" in text and "eave --global_batch_size out" in text
+
+
+POPRUN = LaunchedTopology("poprun", replicas=8, ipus_per_replica=2, instances=4, instance=0, hosts=2)
+
+
+def test_under_poprun_the_topology_is_poprun_s():
+    topology = plan_words(launched=POPRUN).topology
+    assert (topology.ipus, topology.pipeline_stages, topology.replicas) == (16, 2, 8)
+    assert (topology.instances, topology.hosts.count, topology.launcher) == (4, 2, "poprun")
+
+
+def test_under_poprun_flags_that_agree_are_taken_and_host_names_kept():
+    words = ("--ipus=16", "--pipeline_stages=2", "--instances=4", "--hosts=a,b")
+    assert plan_words(*words, launched=POPRUN).topology.hosts.names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flag", "asked", "real"), [("ipus", 8, 16), ("instances", 2, 4), ("hosts", 4, 2), ("pipeline_stages", 4, 2)]
+)
+def test_under_poprun_a_flag_that_disagrees_is_refused_with_both_values(flag, asked, real):
+    (problem,) = refusal(f"--{flag}={asked}", launched=POPRUN).problems
+    assert f"--{flag}={asked}" in problem.sentence and str(real) in problem.sentence
+    assert f"--{flag}={real}" in str(problem) and f"leave --{flag} out" in str(problem)
+
+
+def test_named_hosts_are_cut_to_the_number_that_works():
+    assert "Use --hosts=a or a,b." in str(refusal("--ipus=4", "--instances=2", "--hosts=a,b,c"))
+
+
+def test_validation_shards_differ_by_one_sample_at_most():
+    shards = [len(plan.Validation(10, 4, 4).shard(instance)) for instance in range(4)]
+    assert sum(shards) == 10 and max(shards) - min(shards) == 1

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import re
+
+from tf_ipu_dp import config, plan, report
+
+
+def plan_words(*words):
+    cfg = config.parse(words)
+    return plan.plan_run(cfg, config.DATASETS[cfg.dataset])
+
+
+def test_the_table_and_the_drawing_read_like_this():
+    run = plan_words("--dataset=cifar10", "--ipus=8", "--pipeline_stages=2", "--instances=2", "--hosts=a,b")
+    text = report.render_plan(run, width=100)
+    assert text == (
+        "tf_ipu_dp 0.1.0: plan for 4 replicas on 8 IPUs\n"
+        "\n"
+        "Training samples     50,000  cifar10\n"
+        "IPUs                      8  2 per replica, a grouped pipeline of 2 stages\n"
+        "Replicas                  4  2 per instance\n"
+        "Instances                 2  1 per host\n"
+        "Hosts                     2  a, b\n"
+        "Global batch            512  samples = micro batch 32 x accumulation 4 x 4 replicas\n"
+        "Updates per epoch        97  1 update per execution\n"
+        "Dropped per epoch       336  samples that do not fill a global batch\n"
+        "Updates in all          485  5 epochs\n"
+        "Validation samples   10,000  each once, in 160 micro batches per instance, 240 padded\n"
+        "steps_per_execution       4  for Keras: micro batches of one replica\n"
+        "steps_per_epoch         776  for Keras: micro batches of one instance\n"
+        "validation_steps        160  for Keras: micro batches of one instance\n"
+        "\n"
+        "╭─ a ──────────────────────╮\n"
+        "│ ╭─ instance 0 ─────────╮ │\n"
+        "│ │ replica 0  IPU 0 → 1 │ │\n"
+        "│ │ replica 1  IPU 2 → 3 │ │\n"
+        "│ ╰──────────────────────╯ │\n"
+        "╰──────────────────────────╯\n"
+        "╭─ b ──────────────────────╮\n"
+        "│ ╭─ instance 1 ─────────╮ │\n"
+        "│ │ replica 2  IPU 4 → 5 │ │\n"
+        "│ │ replica 3  IPU 6 → 7 │ │\n"
+        "│ ╰──────────────────────╯ │\n"
+        "╰──────────────────────────╯\n"
+    )
+
+
+def test_where_a_stream_cannot_carry_boxes_ascii_is_drawn():
+    text = report.render_plan(plan_words("--ipus=4", "--pipeline_stages=2"), width=80, ascii_only=True)
+    assert text.isascii() and "| | replica 1  IPU 2 > 3 | |" in text
+
+
+def test_idle_ipus_are_shown():
+    drawing = report.render_drawing(plan_words("--ipus=4", "--pipeline_stages=3").topology, 80)
+    assert "replica 0  IPU 0 → 1 → 2, 3 idle" in drawing
+
+
+def test_a_drawing_fits_the_width():
+    topology = plan_words("--ipus=32", "--instances=16", "--micro_batch_size=1").topology
+    assert max(map(len, report.render_drawing(topology, 80).splitlines())) <= 80
+
+
+def test_a_large_job_is_summarised_and_its_ends_are_shown():
+    run = plan_words("--ipus=1024", "--instances=64", "--hosts=16", "--micro_batch_size=1")
+    drawing = report.render_drawing(run.topology, 120)
+    assert len(drawing.splitlines()) < 50
+    assert "replica 0  IPU 0" in drawing and "replica 1023  IPU 1023" in drawing and "13 more hosts" in drawing
+    assert len(report.render_mermaid(run).splitlines()) < 250
+
+
+def test_the_json_has_every_replica_and_numbers_with_units_in_the_keys():
+    run = plan_words("--ipus=8", "--pipeline_stages=3", "--instances=2", "--epochs=20steps")
+    value = json.loads(report.render_json(run))
+    assert value["topology"]["idle_ipus"] == 2
+    assert value["batch"] == {
+        "micro_batch_samples": 32,
+        "accumulation_micro_batches": 6,
+        "global_batch_samples": 384,
+    }
+    assert value["training"]["updates"] == 20
+    assert value["training"]["dropped_samples_per_epoch"] == 8192 % 384
+    assert value["replicas"][1] == {
+        "replica": 1,
+        "instance": 1,
+        "host": 0,
+        "stage_ipu_ids": [4, 5, 6],
+        "idle_ipu_ids": [7],
+    }
+    assert value["keras"]["steps_per_epoch"] == value["training"]["micro_batches_per_epoch_per_instance"] == 120
+
+
+def test_the_flowchart_names_everything_once_and_closes_what_it_opens():
+    text = report.render_mermaid(plan_words("--ipus=8", "--pipeline_stages=2", "--instances=2"))
+    lines = [line.strip() for line in text.splitlines()]
+    assert lines[0] == "flowchart TB"
+    assert sum(line.startswith("subgraph") for line in lines) == lines.count("end") == 1 + 2 + 4
+    assert 'ipu_6["IPU 6"] --> ipu_7["IPU 7"]' in lines
+    names = re.findall(r"subgraph (\w+)|(ipu_\d+)\[", text)
+    assert len(names) == len(set(names))
+    edges = [line for line in lines if line.startswith(("data -->", "instance_"))]
+    assert len(edges) == 4
