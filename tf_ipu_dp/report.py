@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from rich.console import Console
 from rich.table import Table
@@ -114,23 +114,25 @@ def render_mermaid(plan: RunPlan) -> str:
     gradients = f"gradients of {_count(topology.replicas, 'replica')}"
     update = f"{gradients}<br/>one update per {plan.batch.global_batch_size:,} samples"
     lines = ["flowchart TB", f'  data[("{data}")]', f'  update(["{update}"])']
-    edges = []
+    drivers = []
     for host in _some(topology.hosts.count, topology):
         if isinstance(host, range):
             lines.append(f'  more_hosts["{_count(len(host), "more host")}"]')
+            drivers.append("more_hosts")
             continue
         lines.append(f'  subgraph host_{host}["{topology.host_name(host)}"]')
         for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
             if isinstance(instance, range):
-                lines.append(f'    more_instances_{host}["{_count(len(instance), "more instance")}"]')
-                continue
-            lines += _mermaid_instance(topology, instance)
-            edges += [
-                f"  data -->|{plan.keras.steps_per_epoch:,} micro batches per epoch| instance_{instance}",
-                f"  instance_{instance} <--> update",
-            ]
+                name = f"more_instances_{host}"
+                lines.append(f'    {name}["{_count(len(instance), "more instance")}"]')
+            else:
+                name = f"instance_{instance}"
+                lines += _mermaid_instance(topology, instance)
+            drivers.append(name)
         lines.append("  end")
-    return "\n".join(lines + edges) + "\n"
+    each = f"{_count(plan.keras.steps_per_epoch, 'micro batch', 'micro batches')} per epoch"
+    edges = [f"  data -->|{each}| {drivers[0]}", *(f"  data --> {name}" for name in drivers[1:])]
+    return "\n".join([*lines, *edges, *(f"  {name} <--> update" for name in drivers)]) + "\n"
 
 
 def render_drawing(topology: Topology, width: int) -> str:
@@ -215,20 +217,16 @@ def _ipu_words(replica: Replica, stages: int) -> str:
 
 
 def _mermaid_instance(topology: Topology, instance: int) -> List[str]:
-    lines = [f'    subgraph instance_{instance}["instance {instance}"]']
+    nodes = []
     for index in _replicas_of(topology, instance):
         if isinstance(index, range):
-            lines.append(f'      more_replicas_{instance}["{_count(len(index), "more replica")}"]')
-            continue
-        replica = topology.replica(index)
-        stage_ids: List[Optional[int]] = list(replica.ipu_ids[: topology.pipeline_stages])
-        if len(stage_ids) > _MOST_STAGES_IN_A_LINE:
-            stage_ids = [*stage_ids[:2], None, stage_ids[-1]]
-        nodes = [f'ipu_{ipu}["IPU {ipu}"]' if ipu is not None else f'stages_{index}["…"]' for ipu in stage_ids]
-        lines.append(f'      subgraph replica_{index}["replica {index}"]')
-        lines.append("        " + " --> ".join(nodes))
-        lines.append("      end")
-    return [*lines, "    end"]
+            nodes.append(f'more_replicas_{instance}["{_count(len(index), "more replica")}"]')
+        else:
+            words = _ipu_words(topology.replica(index), topology.pipeline_stages)
+            nodes.append(f'replica_{index}["replica {index}<br/>IPU {words}"]')
+    # Invisible links keep the replicas in order, one below the other.
+    title = f'    subgraph instance_{instance}["instance {instance}"]'
+    return [title, "      direction TB", "      " + " ~~~ ".join(nodes), "    end"]
 
 
 def _box(title: str, lines: Sequence[str]) -> List[str]:
