@@ -37,6 +37,8 @@ find_python() {
             type -P "$candidate" >/dev/null && [[ $(judge_python "$candidate") == sdk ]] && base=$candidate && return
         done
     fi
+    # An environment that is there keeps its Python.
+    [[ -z $wanted && -x $venv/bin/python ]] && candidates+=("$venv/bin/python")
     for version in ${wanted:-$versions}; do
         candidates+=("python$version")
         for place in $python_places; do candidates+=("$place/python$version"); done

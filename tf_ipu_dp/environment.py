@@ -118,7 +118,9 @@ def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
         _add_to_sdk(target, status)
         return Path(sys.executable)
     if venv is None:
-        _install_horovod(Path(sys.executable), Path(tempfile.gettempdir()), status)
+        if target != "distributed":
+            raise SetupError(f"an environment for {target!r} is made by launch/; here only 'distributed' can be added.")
+        _install_horovod(Path(sys.executable), _log_dir_in_cache(), status)
         return Path(sys.executable)
     venv = venv.absolute()
     with _lock(venv, status):
@@ -151,10 +153,22 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TF_IPU_DP_CACHE") or Path(base) / "tf_ipu_dp")
 
 
+def _log_dir_in_cache() -> Path:
+    """Returns where the log of an installation goes that is not into an environment of ours."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(
+            f"{cache_dir()} cannot be written ({error.strerror}). Set TF_IPU_DP_CACHE to a directory that can."
+        ) from error
+    return cache_dir()
+
+
 def _make_venv(target: str, venv: Path, key: str, status: Status) -> Path:
     root = Path(__file__).resolve().parent.parent
     python = venv / "bin" / "python"
     fingerprint = _fingerprint(root)
+    version = ".".join(platform.python_version_tuple()[:2])
     state = _read_state(venv)
     wanted = sorted({*state.get("extras", []), *TARGETS[target]})
 
@@ -165,14 +179,12 @@ def _make_venv(target: str, venv: Path, key: str, status: Status) -> Path:
     if (venv / _MARK).exists():
         status.say(f"the last installation into {venv.name} did not finish; starting it again.")
         state = {}
-    elif state and state.get("python") != platform.python_version():
-        status.say(
-            f"{venv.name} was made with Python {state.get('python')}; making it again with {platform.python_version()}."
-        )
+    elif state and state.get("python") != version:
+        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {version}.")
         state = {}
     if state.get("fingerprint") != fingerprint or state.get("extras") != wanted:
         _install(root, venv, wanted, bool(state), status)
-        state = {"fingerprint": fingerprint, "extras": wanted, "python": platform.python_version()}
+        state = {"fingerprint": fingerprint, "extras": wanted, "python": version}
         _write(venv / _STATE, json.dumps(state))
         (venv / _MARK).unlink()
     for name, extras in TARGETS.items():
@@ -185,6 +197,7 @@ def _install(root: Path, venv: Path, extras: Sequence[str], reuse: bool, status:
     python = venv / "bin" / "python"
     if "distributed" in extras:
         _require_compiler()
+    base = Path(sys.executable).resolve() if sys.prefix != sys.base_prefix else Path(sys.executable)
     started = time.monotonic()
     if not reuse:
         status.say(f"making {venv} with Python {platform.python_version()}.")
@@ -194,7 +207,8 @@ def _install(root: Path, venv: Path, extras: Sequence[str], reuse: bool, status:
     for ready in venv.glob("ready-*"):
         ready.unlink()
     if not reuse:
-        _run([sys.executable, "-m", "venv", str(venv)], venv, status, "Making the virtual environment")
+        # This may be the old environment's own Python, a link that has just been removed.
+        _run([str(base), "-m", "venv", str(venv)], venv, status, "Making the virtual environment")
         site = next((venv / "lib").glob("python3*/site-packages"))
         _write(site / "tf_ipu_dp.pth", f"{root}\n")
 
@@ -225,20 +239,15 @@ def _add_to_sdk(target: str, status: Status) -> None:
     if not missing:
         return
     status.say(f"the Poplar SDK's environment lacks {', '.join(missing)}; adding that, changing nothing that is there.")
+    log_dir = _log_dir_in_cache()
     with tempfile.TemporaryDirectory() as scratch:
-        frozen = subprocess.run(
-            [sys.executable, "-m", "pip", "list", "--format=freeze"], check=False, capture_output=True, text=True
-        ).stdout
+        listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
+        installed = subprocess.run(listing, check=False, capture_output=True, text=True).stdout.splitlines()
         held = Path(scratch, "held.txt")
-        _write(held, frozen)
-        lines = [line for line in wanted if _name(line) in missing]
-        _pip(
-            Path(sys.executable),
-            ["install", "-c", str(held), *lines],
-            Path(scratch),
-            status,
-            "Adding to the SDK's environment",
-        )
+        # The SDK's wheels may carry versions that pip takes for no version (2.6.3+gc3.3.0+251582); nothing asks for those.
+        _write(held, "\n".join(line for line in installed if re.fullmatch(r"[\w.-]+==[\w.!]+(\+[\w.]+)?", line)))
+        words = ["install", "-c", str(held), *(line for line in wanted if _name(line) in missing)]
+        _pip(Path(sys.executable), words, log_dir, status, "Adding to the SDK's environment")
 
 
 def _name(requirement: str) -> str:

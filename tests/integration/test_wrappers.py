@@ -71,6 +71,10 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     # Nothing changed: nothing is said, from any directory.
     assert run(clone, "train", "--ipus=8", "--dry_run")[2] == ""
 
+    # Nor is it made again where it is activated, whichever other Pythons there are.
+    activated = {"VIRTUAL_ENV": str(clone / ".venv"), "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}"}
+    assert run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_PYTHON=None, **activated)[::2] == (0, "")
+
     # The same environment grows for the tests. With a cached wheel Horovod is not built again.
     code, out, err = run(clone, "test", "tests/unit/test_cli.py", "-q")
     assert code == 0, out + err
