@@ -244,7 +244,7 @@ def _add_to_sdk(target: str, status: Status) -> None:
         listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
         installed = subprocess.run(listing, check=False, capture_output=True, text=True).stdout.splitlines()
         held = Path(scratch, "held.txt")
-        # The SDK's wheels may carry versions that pip takes for no version (2.6.3+gc3.3.0+251582); nothing asks for those.
+        # The SDK's wheels may carry what pip takes for no version (2.6.3+gc3.3.0+251582); nothing asks for those.
         _write(held, "\n".join(line for line in installed if re.fullmatch(r"[\w.-]+==[\w.!]+(\+[\w.]+)?", line)))
         words = ["install", "-c", str(held), *(line for line in wanted if _name(line) in missing)]
         _pip(Path(sys.executable), words, log_dir, status, "Adding to the SDK's environment")
