@@ -256,9 +256,9 @@ def _judge_emulator(tensorflow: Finding, keras: Finding, probe: Probe) -> Findin
         return Finding(name, False, "needs TensorFlow with Keras 2")
     if probe.value and probe.value["poplar"]:
         return Finding(name, None, "not needed beside the Poplar SDK's TensorFlow")
-    there = importlib.util.find_spec("tf_ipu_dp.emulator") is not None
+    whole = (Path(__file__).parent / "emulator" / "ipu" / "ipu_strategy.py").exists()
     detail = "this TensorFlow can carry it"
-    return Finding(name, True, detail if there else f"{detail}; it is not part of version {__version__}")
+    return Finding(name, True, detail if whole else f"{detail}; version {__version__} has no models on it yet")
 
 
 def _judge_horovod(probe: Probe) -> Finding:

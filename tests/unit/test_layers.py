@@ -37,6 +37,19 @@ def imports_of(path):
                 yield from (f"tf_ipu_dp.{alias.name}" for alias in node.names if alias.name in RANKS)
 
 
+def test_the_emulator_imports_nothing_else_of_this_package_and_nothing_heavy_when_it_is_imported():
+    for path in (PACKAGE / "emulator").rglob("*.py"):
+        ours = {name for name in imports_of(path) if name.startswith("tf_ipu_dp") and name != "tf_ipu_dp"}
+        assert all(name.startswith("tf_ipu_dp.emulator") for name in ours), path
+    code = (
+        "import sys; from tf_ipu_dp import emulator; emulator.install(); "
+        "import popdist, popdist.tensorflow, gcipuinfo; "
+        "print(*{'tensorflow', 'keras', 'horovod', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_every_module_has_a_layer():
     assert sorted(path.stem for path in PACKAGE.glob("*.py")) == sorted(RANKS)
 

@@ -1,0 +1,143 @@
+"""Programs written for the Poplar SDK, run as scripts on the emulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(source, *words, **environ):
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(source), encoding="utf-8")
+        variables = {"IPU_EMULATOR_DIR": str(tmp_path / "partition"), "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+        command = [sys.executable, "-m", "tf_ipu_dp.emulator", str(program), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=str(tmp_path), env={**os.environ, **variables}
+        )
+
+    return start
+
+
+def test_a_program_has_its_arguments_path_name_and_exit_code(run, tmp_path):
+    (tmp_path / "beside.py").write_text("value = 5\n", encoding="utf-8")
+    done = run(
+        """
+        import sys, beside
+        assert __name__ == "__main__" and sys.modules["__main__"].sys is sys
+        print(sys.argv[1:], beside.value, __file__ == sys.argv[0])
+        sys.exit(7)
+        """,
+        "a", "--b=c",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (7, "['a', '--b=c'] 5 True\n")
+
+
+def test_a_module_can_be_run_too(tmp_path):
+    (tmp_path / "tool.py").write_text("import sys, popdist; print(__name__, sys.argv[1:])\n", encoding="utf-8")
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator", "-m", "tool", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "__main__ ['x']\n")
+
+
+def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator", "nowhere.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=str(tmp_path))
+    assert done.returncode == 1 and done.stderr.startswith("emulator: there is no program 'nowhere.py'.")
+
+
+def test_a_monitor_sees_its_own_attachment_without_hardware_values(run):
+    done = run(
+        """
+        import json, os
+        from tensorflow.python import ipu
+        import gcipuinfo
+
+        cfg = ipu.config.IPUConfig()
+        cfg.auto_select_ipus = 2
+        cfg.configure_ipu_system()
+        inventory = gcipuinfo.gcipuinfo()
+        mine = [d for d in inventory.getDevices() if d.get("user process id") == str(os.getpid())]
+        print(json.dumps(mine))
+        print(len(inventory.getNamedAttributeForAll(gcipuinfo.IpuPower)), inventory.checkHealthOfDevices())
+        print(inventory.getNamedAttributeForDevice(3, "board type"))
+        """,
+        IPU_EMULATOR_IPUS="8",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    mine = json.loads(first)
+    assert [device["id"] for device in mine] == ["0", "1"]
+    assert mine[0]["user executable"] == "program.py" and mine[0]["clock"] == "1330MHz"
+    assert mine[0]["ipu power"] == mine[0]["average die temp"] == "N/A"
+    assert (second, third) == ("8 {}", "M2000")
+
+
+POPRUN = {
+    "POPDIST_NUM_TOTAL_REPLICAS": "4",
+    "POPDIST_NUM_LOCAL_REPLICAS": "4",
+    "POPDIST_NUM_IPUS_PER_REPLICA": "2",
+    "POPDIST_REPLICA_INDEX_OFFSET": "0",
+}
+DISTRIBUTED = """
+    import popdist, popdist.tensorflow
+    from tensorflow.python import ipu
+
+    if popdist.isPopdistEnvSet():
+        popdist.init()
+    cfg = ipu.config.IPUConfig()
+    assert popdist.tensorflow.set_ipu_config(cfg, ipus_per_replica=popdist.getNumIpusPerReplica()) is cfg
+    cfg.configure_ipu_system()
+    print(popdist.getNumTotalReplicas(), popdist.getNumInstances(), popdist.getInstanceIndex(), cfg.select_ipus)
+"""
+
+
+def test_popdist_without_poprun_is_one_replica(run):
+    assert run(DISTRIBUTED).stdout == "1 1 0 [0]\n"
+
+
+def test_popdist_for_one_instance_takes_the_device_for_its_replicas(run):
+    done = run(DISTRIBUTED, IPU_EMULATOR_IPUS="16", **POPRUN)
+    assert done.stdout == "4 1 0 [28]\n", done.stderr
+
+
+def test_popdist_for_more_instances_is_refused(run):
+    done = run(DISTRIBUTED, **{**POPRUN, "POPDIST_NUM_LOCAL_REPLICAS": "2"})
+    assert done.returncode == 1 and "RuntimeError: The emulator's popdist runs one instance" in done.stderr
+
+
+def test_the_module_has_one_identity_under_both_names(run):
+    done = run(
+        """
+        from tensorflow.python import ipu
+        from tensorflow.python.ipu.config import IPUConfig
+        import tensorflow.python.ipu.config as by_name
+        assert ipu.config is by_name and ipu.config.IPUConfig is IPUConfig
+        try:
+            import tensorflow.python.ipu.nothing
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    )
+    assert done.stdout == "No module named 'tensorflow.python.ipu.nothing'\n", done.stderr
+
+
+def test_it_is_not_active_unless_asked_for_and_refuses_beside_the_real_sdk():
+    code = (
+        "import importlib.util, sys, types\n"
+        "import tf_ipu_dp.emulator as emulator\n"
+        "assert importlib.util.find_spec('popdist') is None\n"
+        "sys.modules['popdist'] = types.ModuleType('popdist')\n"
+        "try:\n    emulator.install()\nexcept RuntimeError as error:\n    print(error)\n"
+        "del sys.modules['popdist']\nemulator.install(); emulator.install()\n"
+        "print(sum(type(f).__name__ == '_Finder' for f in sys.meta_path))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    refusal, count = done.stdout.splitlines()
+    assert refusal.startswith("The emulator cannot be installed: the real popdist is imported already") and count == "1"

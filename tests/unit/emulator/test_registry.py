@@ -1,0 +1,173 @@
+"""The emulated partition, with real processes that hold, race and die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tf_ipu_dp.emulator import registry
+
+HOLD = """
+import os, sys, time
+from tf_ipu_dp.emulator import registry
+partition = registry.Partition.from_environment(os.environ)
+try:
+    attachment = partition.attach(count=int(sys.argv[1]))
+except registry.DeviceBusyError:
+    print("busy", flush=True)
+    sys.exit()
+print(*attachment.device.ipus, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"IPU_EMULATOR_IPUS": "16", "IPU_EMULATOR_DIR": str(tmp_path / "partition")}
+
+
+@pytest.fixture
+def partition(environ):
+    return registry.Partition.from_environment(environ)
+
+
+@pytest.fixture
+def hold(environ):
+    """Starts a process that holds so many IPUs until its standard input is closed."""
+    processes = []
+
+    def start(count):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_devices_are_single_ipus_then_aligned_groups_of_powers_of_two(partition):
+    devices = partition.devices()
+    assert [device.ipus for device in devices[:2]] == [(0,), (1,)]
+    assert devices[16].ipus == (0, 1) and devices[24].ipus == (0, 1, 2, 3)
+    assert devices[-1].ipus == tuple(range(16)) and [device.id for device in devices] == list(range(31))
+
+
+@pytest.mark.parametrize("request_", [{"count": 3}, {"count": 32}, {"count": 0}, {"device_id": 31}, {"device_id": -1}])
+def test_what_the_partition_does_not_have_is_refused_as_such(partition, request_):
+    with pytest.raises(registry.NoSuchDeviceError, match="16 IPUs, in devices of 1, 2, 4, 8, 16"):
+        partition.attach(**request_)
+
+
+def test_attached_ipus_are_held_until_they_are_released(partition):
+    whole = partition.attach(count=16)
+    with pytest.raises(registry.DeviceBusyError):
+        partition.attach(device_id=0)
+    whole.release()
+    whole.release()
+    assert partition.attach(device_id=5).device.ipus == (5,)
+
+
+def test_an_owner_is_described_to_other_processes(partition, hold):
+    process = hold(4)
+    assert process.stdout.readline().split() == ["0", "1", "2", "3"]
+    (owner,) = partition.owners()
+    assert (owner.pid, owner.ipus) == (process.pid, (0, 1, 2, 3)) and owner.user
+
+
+def test_the_ipus_of_a_killed_owner_are_free_at_once(partition, hold):
+    process = hold(16)
+    process.stdout.readline()
+    with pytest.raises(registry.DeviceBusyError):
+        partition.attach(count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    attachment = partition.attach(count=16)
+    assert len(attachment.device.ipus) == 16
+    attachment.release()
+
+
+def test_a_forked_worker_does_not_keep_its_dead_parents_ipus(partition, environ):
+    forked = "os.write(1, f'{os.fork() or str()}\\n'.encode()); sys.stdin.read()"
+    code = HOLD.replace("sys.stdin.read()", forked)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "16"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    lines = [process.stdout.readline().strip() for _ in range(3)]
+    worker = next(int(line) for line in lines[1:] if line.isdigit())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    os.kill(worker, 0)
+    try:
+        partition.attach(count=16).release()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        process.stdout.close()
+        process.stdin.close()
+
+
+def test_eight_processes_at_once_get_disjoint_sets_or_a_refusal(hold):
+    processes = [hold(4) for _ in range(8)]
+    answers = [process.stdout.readline().strip() for process in processes]
+    got = [tuple(map(int, answer.split())) for answer in answers if answer != "busy"]
+    assert answers.count("busy") == 4
+    assert sorted(ipu for ipus in got for ipu in ipus) == list(range(16))
+
+
+def test_a_directory_that_others_can_enter_is_refused(partition):
+    partition.folder.mkdir(mode=0o755)
+    partition.folder.chmod(0o755)
+    with pytest.raises(registry.RegistryError, match="not a private directory"):
+        partition.attach(count=1)
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(partition, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    partition.folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(registry.RegistryError, match="not a private directory"):
+        partition.attach(count=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_in_place_of_an_owner_is_reported_and_not_followed(partition, tmp_path):
+    partition.attach(count=1).release()
+    (tmp_path / "precious").write_text("x", encoding="utf-8")
+    (partition.folder / "owner-1-0.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(registry.RegistryError, match="not a file of the emulator"):
+        partition.attach(count=1)
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("content", ["", "not json", "[]", json.dumps({"pid": 1}), json.dumps({"ipus": 3})])
+def test_garbage_under_a_live_lock_is_reported(partition, environ, content):
+    partition.attach(count=1).release()
+    path = partition.folder / "owner-1-0.json"
+    path.write_text(content, encoding="utf-8")
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(registry.RegistryError, match="not a record of the emulator"):
+            partition.attach(count=1)
+        process.kill()
+    partition.attach(count=1).release()
+
+
+@pytest.mark.parametrize("text", ["3", "0", "many", "-4", "99999999"])
+def test_a_partition_of_another_size_than_a_power_of_two_is_refused(text):
+    with pytest.raises(registry.RegistryError, match="IPU_EMULATOR_IPUS"):
+        registry.Partition.from_environment({"IPU_EMULATOR_IPUS": text})

@@ -1,0 +1,71 @@
+"""A stand-in for the Poplar SDK's Python API on stock TensorFlow. Imports nothing else of tf_ipu_dp.
+
+`install()` makes the SDK's modules importable: `tensorflow.python.ipu`, `popdist`, `popdist.tensorflow`, `gcipuinfo`.
+Until one of them is imported nothing else happens; in particular TensorFlow is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Optional, Sequence
+
+_SERVED = {
+    "tensorflow.python.ipu": "tf_ipu_dp.emulator.ipu",
+    "popdist": "tf_ipu_dp.emulator.popdist",
+    "gcipuinfo": "tf_ipu_dp.emulator.gcipuinfo",
+}
+
+
+def install() -> None:
+    """Serves the SDK's modules from here on. Doing it twice is harmless."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name, ours in _SERVED.items():
+        module = sys.modules.get(name)
+        if module is not None and module.__name__ != ours:
+            raise RuntimeError(
+                f"The emulator cannot be installed: the real {name} is imported already, from "
+                f"{getattr(module, '__file__', 'an unknown place')}. Call emulator.install() before that."
+            )
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Answers for the SDK's names with our modules."""
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        for served, ours in _SERVED.items():
+            if fullname == served or fullname.startswith(f"{served}."):
+                name = ours + fullname[len(served) :]
+                found = importlib.util.find_spec(name)
+                if found is None:
+                    return None
+                package = found.submodule_search_locations is not None
+                return importlib.machinery.ModuleSpec(
+                    fullname, _AliasLoader(name), origin=found.origin, is_package=package
+                )
+        return None
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Gives out one of our modules under the SDK's name: one module, two names, one set of classes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._own_spec: Any = None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # It has been executed under its own name; the import system has meanwhile given it the alias's spec.
+        module.__spec__ = self._own_spec

@@ -1,0 +1,49 @@
+"""`python -m tf_ipu_dp.emulator PROGRAM ARGS` runs a program for the Poplar SDK as `python PROGRAM ARGS` would."""
+
+from __future__ import annotations
+
+import builtins
+import runpy
+import sys
+import types
+from pathlib import Path
+from typing import List
+
+from tf_ipu_dp import emulator
+
+USAGE = "usage: python -m tf_ipu_dp.emulator PROGRAM [ARGS]   or   python -m tf_ipu_dp.emulator -m MODULE [ARGS]"
+
+
+def main(words: List[str]) -> int:
+    """Installs the emulator and becomes the program."""
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stdout if words else sys.stderr)
+        return 0 if words else 1
+    emulator.install()
+    if words[0] == "-m":
+        if len(words) < 2:
+            print(f"emulator: -m needs the name of a module. {USAGE}", file=sys.stderr)
+            return 1
+        sys.argv = words[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return 0
+    program = Path(words[0])
+    if not program.exists():
+        print(f"emulator: there is no program {words[0]!r}. {USAGE}", file=sys.stderr)
+        return 1
+    sys.argv = words
+    if program.is_dir():
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+    sys.path[0] = str(program.resolve().parent)
+    # The program's module stays in place after its last line, for its threads and exit handlers.
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=words[0], __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(compile(program.read_bytes(), words[0], "exec"), module.__dict__)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
