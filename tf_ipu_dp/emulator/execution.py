@@ -1,0 +1,184 @@
+"""One execution of a Keras model on an emulated device: S micro batches on each of L time-sliced replicas, one graph.
+
+Replicas of one process are not copies. Their micro batches run one after the other through the same variables, and
+what differs between replicas is put in order around them: gradients are added up and applied once, and statistics that
+a forward pass moves (batch normalisation) start from the same values for each replica and then keep the mean. The loops
+are loops of the graph, so tracing does not grow with replicas, accumulation or steps, and memory does not grow either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List
+
+import tensorflow as tf
+
+
+def make_train_function(model: Any, replicas: int, accumulation: int, mean: bool) -> Callable[[Any], Dict[str, Any]]:
+    """Returns the traced function of an execution that trains: iterator in, logs out."""
+    strategy = model.distribute_strategy
+
+    @tf.function
+    def train_function(iterator: Any) -> Dict[str, Any]:
+        steps = tf.cast(model._steps_per_execution, tf.int32)
+        if replicas * accumulation == 1:
+            for _ in tf.range(steps):
+                data = next(iterator)
+                strategy.run(_train, args=(model, data))
+                model._train_counter.assign_add(1)
+            return metric_results(model)
+
+        variables = model.trainable_variables
+        for _ in tf.range(steps // accumulation):
+            total = [tf.zeros_like(variable) for variable in variables]
+            for _ in tf.range(accumulation):
+                data = next(iterator)
+                total = _step_of_all_replicas(model, data, replicas, total)
+                model._train_counter.assign_add(1)
+            if mean:
+                total = [gradient / tf.cast(accumulation, gradient.dtype) for gradient in total]
+            strategy.run(_update, args=(model, total, variables))
+        return metric_results(model)
+
+    return train_function
+
+
+def make_test_function(model: Any, replicas: int) -> Callable[[Any], Dict[str, Any]]:
+    """Returns the traced function of an execution that evaluates."""
+
+    @tf.function
+    def test_function(iterator: Any) -> Dict[str, Any]:
+        for _ in tf.range(tf.cast(model._steps_per_execution, tf.int32)):
+            data = next(iterator)
+            if replicas == 1:
+                model.test_step(data)
+            else:
+                for replica in tf.range(replicas):
+                    model.test_step(_share(data, replica))
+            model._test_counter.assign_add(1)
+        return metric_results(model)
+
+    return test_function
+
+
+def make_predict_function(model: Any, replicas: int) -> Callable[[Any], Any]:
+    """Returns the traced function of an execution that predicts; the micro batches come back joined, in order."""
+
+    @tf.function
+    def predict_function(iterator: Any) -> Any:
+        def of_all_replicas(_: Any) -> Any:
+            data = next(iterator)
+            if replicas == 1:
+                return model.predict_step(data)
+            # One replica after the other: map_fn stacks their outputs in a new first dimension.
+            return tf.map_fn(
+                lambda replica: model.predict_step(_share(data, replica)),
+                tf.range(replicas),
+                fn_output_signature=_output_signature(model, _share(data, 0)),
+                parallel_iterations=1,
+            )
+
+        steps = tf.cast(model._steps_per_execution, tf.int32)
+        first = of_all_replicas(0)
+        signature = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), first)
+        rest = tf.map_fn(of_all_replicas, tf.range(steps - 1), fn_output_signature=signature, parallel_iterations=1)
+        model._predict_counter.assign_add(tf.cast(steps, model._predict_counter.dtype))
+        dimensions = 1 if replicas == 1 else 2
+
+        def join(one: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+            everything = tf.concat([one[tf.newaxis], others], axis=0)
+            return tf.reshape(everything, tf.concat([[-1], tf.shape(everything)[1 + dimensions :]], axis=0))
+
+        return tf.nest.map_structure(join, first, rest)
+
+    return predict_function
+
+
+def metric_results(model: Any) -> Dict[str, Any]:
+    """Returns the logs: the present values of the model's metrics."""
+    logs: Dict[str, Any] = {}
+    for metric in model.metrics:
+        result = metric.result()
+        if isinstance(result, dict):
+            logs.update(result)
+        else:
+            logs[metric.name] = result
+    return logs
+
+
+def _step_of_all_replicas(model: Any, data: Any, replicas: int, total: List[tf.Tensor]) -> List[tf.Tensor]:
+    """One micro batch on each replica; returns the gradients added to the total."""
+    strategy = model.distribute_strategy
+    if replicas == 1:
+        gradients = strategy.run(micro_step, args=(model, data))
+        return [before + gradient for before, gradient in zip(total, gradients)]
+    moving = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
+    start = [tf.identity(variable) for variable in moving]
+    sums = [tf.zeros_like(variable) for variable in moving]
+    for replica in tf.range(replicas):
+        for variable, value in zip(moving, start):
+            variable.assign(value)
+        gradients = strategy.run(micro_step, args=(model, _share(data, replica)))
+        total = [before + gradient for before, gradient in zip(total, gradients)]
+        sums = [before + variable for before, variable in zip(sums, moving)]
+    for variable, value in zip(moving, sums):
+        variable.assign(value / tf.cast(replicas, value.dtype))
+    return total
+
+
+def micro_step(model: Any, data: Any) -> List[tf.Tensor]:
+    """Runs the model's own training step on one micro batch, but for the update: returns the gradients, dense."""
+    catcher = _GradientCatcher(model.optimizer)
+    with _replaced(model, "optimizer", catcher):
+        model.train_step(data)
+    return [
+        tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(catcher.gradients, model.trainable_variables)
+    ]
+
+
+class _GradientCatcher:
+    """Stands in for the optimizer during a forward and backward pass."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.gradients: List[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
+        """Keeps the gradients instead of applying them; a loss-scaling optimizer's scale is undone here."""
+        scaled = hasattr(self._optimizer, "get_scaled_loss")
+        with tape:
+            loss = self._optimizer.get_scaled_loss(loss) if scaled else loss
+        gradients = tape.gradient(loss, var_list)
+        self.gradients = self._optimizer.get_unscaled_gradients(gradients) if scaled else gradients
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Swaps an attribute past Keras' tracking."""
+    before = vars(owner)[name]
+    vars(owner)[name] = value
+    try:
+        yield
+    finally:
+        vars(owner)[name] = before
+
+
+def _share(data: Any, replica: Any) -> Any:
+    return tf.nest.map_structure(lambda tensor: tensor[replica], data)
+
+
+def _output_signature(model: Any, data: Any) -> Any:
+    outputs = model.predict_step(data)  # traced for its shapes only: nothing uses it, so it is pruned
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), outputs)
+
+
+def _train(model: Any, data: Any) -> None:
+    model.train_step(data)
+
+
+def _update(model: Any, gradients: List[tf.Tensor], variables: List[tf.Variable]) -> None:
+    model.optimizer.apply_gradients(zip(gradients, variables))

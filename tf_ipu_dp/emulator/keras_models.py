@@ -1,0 +1,355 @@
+"""What Keras models can do on an IPU: replicated, accumulated and multi-step `fit`, `evaluate` and `predict`.
+
+Keras' own loops do the work. A dataset's elements are micro batches for one replica; here they are dealt to the L local
+replicas by one more `batch(L)`, and step counts are divided by L, so that Keras counts steps per replica as the SDK
+does. Models outside an IPU strategy's scope go through untouched.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import logging
+import sys
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator import execution
+from tf_ipu_dp.emulator.ipu import config as ipu_config
+from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+
+_OPTIONS = "_ipu_emulator_options"
+_REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
+_OVERRIDES = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
+_stock: Dict[str, Callable[..., Any]] = {}
+
+
+@dataclasses.dataclass
+class Options:
+    """The IPU options of one model."""
+
+    accumulation: int = 1
+    method: Method = Method.SUM
+
+
+def extend_keras() -> None:
+    """Makes Keras models look whether they belong to an IPU strategy. Doing it twice is harmless."""
+    if _stock:
+        return
+    model = tf.keras.Model
+    replacements: Dict[str, Callable[..., Any]] = {
+        "fit": _fit,
+        "evaluate": _evaluate,
+        "predict": _predict,
+        "make_train_function": _make_train_function,
+        "make_test_function": _make_test_function,
+        "make_predict_function": _make_predict_function,
+    }
+    for name in _OVERRIDES:
+        _stock[name] = getattr(model, name)
+    for name, replacement in replacements.items():
+        _stock[name] = getattr(model, name)
+        setattr(model, name, functools.wraps(_stock[name])(replacement))
+    model.set_gradient_accumulation_options = set_gradient_accumulation_options
+
+
+def is_on_ipu(model: Any) -> bool:
+    """Whether a model was made in the scope of an IPU strategy with Keras extensions."""
+    return bool(getattr(model.distribute_strategy, "enable_keras_extensions", False))
+
+
+def options_of(model: Any) -> Options:
+    """Returns a model's options; they are made on first use."""
+    found: Options = vars(model).setdefault(_OPTIONS, Options())
+    return found
+
+
+def local_replicas(model: Any) -> int:
+    """Returns how often this process's device holds the model."""
+    del model
+    return ipu_config.configured_system().ipus_per_device[0]
+
+
+def set_gradient_accumulation_options(
+    self: Any,
+    gradient_accumulation_steps_per_replica: Optional[int] = None,
+    gradient_accumulation_reduction_method: Any = "sum",
+    use_v2_gradient_accumulation_optimizer: bool = False,
+    **gradient_accumulation_optimizer_kwargs: Any,
+) -> None:
+    """Sets how many micro batches a replica adds up for one update, and how."""
+    del use_v2_gradient_accumulation_optimizer
+    _require_ipu(self, "set_gradient_accumulation_options")
+    steps = gradient_accumulation_steps_per_replica
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
+    for name in _REFUSED_OPTIMIZER_ARGUMENTS:
+        if name in gradient_accumulation_optimizer_kwargs:
+            raise ValueError(f"{name} cannot be given as an argument of the gradient accumulation optimizer.")
+    options = options_of(self)
+    options.method = Method.parse(gradient_accumulation_reduction_method)
+    if steps is not None:
+        options.accumulation = steps
+    self.train_function = None
+
+
+def _require_ipu(model: Any, name: str) -> None:
+    if not is_on_ipu(model):
+        raise AttributeError(f"{name} is for models made in the scope of an IPU strategy.")
+
+
+def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not is_on_ipu(self):
+        return _stock["fit"](self, x, y, *args, **kwargs)
+    given = _bind("fit", self, x, y, *args, **kwargs)
+    _check_model(self)
+    accumulation = options_of(self).accumulation
+    _check_accumulation(_steps_per_execution(self), accumulation)
+    adapters = _data_adapter()
+    if given.get("validation_split") and given.get("validation_data") is None:
+        (given["x"], given["y"], given["sample_weight"]), given["validation_data"] = adapters.train_validation_split(
+            (given["x"], given["y"], given["sample_weight"]), validation_split=given["validation_split"]
+        )
+    given["validation_split"] = 0.0
+    dealt = _deal(self, given["x"], given["y"], given["sample_weight"], given["batch_size"], given["steps_per_epoch"],
+                  shuffle=given["shuffle"], class_weight=given["class_weight"])  # fmt: skip
+    _check_accumulation(min(_steps_per_execution(self), dealt.steps), accumulation)
+    if given.get("validation_data") is not None:
+        parts = adapters.unpack_x_y_sample_weight(given["validation_data"])
+        validation_batch = given["validation_batch_size"] or given["batch_size"]
+        validation = _deal(self, parts[0], parts[1], parts[2], validation_batch, given["validation_steps"])
+        if validation.steps % min(_steps_per_execution(self), dealt.steps):
+            raise ValueError(
+                f"validation has {validation.steps} steps per replica, which is not a multiple of "
+                f"steps_per_execution={_steps_per_execution(self)}."
+            )
+        given.update(validation_data=validation.dataset, validation_steps=validation.explicit_steps)
+        given["validation_batch_size"] = None
+    given.update(x=dealt.dataset, y=None, sample_weight=None, batch_size=None, class_weight=None, shuffle=False)
+    given["steps_per_epoch"] = dealt.explicit_steps
+    with _cut_execution(self, dealt.steps):
+        return _stock["fit"](self, **given)
+
+
+def _evaluate(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not is_on_ipu(self) or kwargs.get("_use_cached_eval_dataset"):
+        return _stock["evaluate"](self, x, y, *args, **kwargs)
+    return _run_without_training("evaluate", self, _bind("evaluate", self, x, y, *args, **kwargs))
+
+
+def _predict(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_on_ipu(self):
+        return _stock["predict"](self, x, *args, **kwargs)
+    return _run_without_training("predict", self, _bind("predict", self, x, *args, **kwargs))
+
+
+def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
+    _check_model(model)
+    dealt = _deal(model, given["x"], given.get("y"), given.get("sample_weight"), given["batch_size"], given["steps"])
+    given.update({key: None for key in ("y", "sample_weight") if key in given})
+    given.update(x=dealt.dataset, batch_size=None, steps=dealt.explicit_steps)
+    with _cut_execution(model, dealt.steps):
+        return _stock[name](model, **given)
+
+
+def _make_train_function(self: Any, force: bool = False) -> Any:
+    if not is_on_ipu(self):
+        return _stock["make_train_function"](self, force)
+    if self.train_function is None or force:
+        options = options_of(self)
+        _build_optimizer(self)
+        mean = options.method is not Method.SUM
+        self.train_function = execution.make_train_function(self, local_replicas(self), options.accumulation, mean)
+        self.train_tf_function = self.train_function
+    return self.train_function
+
+
+def _make_test_function(self: Any, force: bool = False) -> Any:
+    if not is_on_ipu(self):
+        return _stock["make_test_function"](self, force)
+    if self.test_function is None or force:
+        self.test_function = execution.make_test_function(self, local_replicas(self))
+    return self.test_function
+
+
+def _make_predict_function(self: Any, force: bool = False) -> Any:
+    if not is_on_ipu(self):
+        return _stock["make_predict_function"](self, force)
+    if self.predict_function is None or force:
+        self.predict_function = execution.make_predict_function(self, local_replicas(self))
+    return self.predict_function
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dealt:
+    """A dataset whose elements hold one micro batch for each local replica, and its steps per replica."""
+
+    dataset: Any
+    steps: int
+    explicit_steps: Optional[int]
+
+
+def _deal(
+    model: Any,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: Optional[int],
+    steps: Optional[int],
+    shuffle: Any = False,
+    class_weight: Any = None,
+) -> _Dealt:
+    """Deals micro batches to the local replicas. `steps` counts those of all of them, the result those of one."""
+    replicas = local_replicas(model)
+    adapters = _data_adapter()
+    dataset = _as_dataset(adapters, x, y, sample_weight, batch_size, shuffle)
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not spec.shape.is_fully_defined():
+            raise ValueError(
+                f"The dataset's elements have shape {spec.shape}, but shapes must be known: "
+                "use batch(..., drop_remainder=True)."
+            )
+    if class_weight:
+        dataset = dataset.map(adapters._make_class_weight_map_fn(class_weight))
+    if any(spec.dtype == tf.float64 for spec in tf.nest.flatten(dataset.element_spec)):
+        dataset = _map(dataset, _to_float32)
+
+    length = int(dataset.cardinality().numpy())
+    if steps is None and length == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("The dataset has no end: give the number of steps.")
+    if steps is None and length == tf.data.UNKNOWN_CARDINALITY:
+        raise ValueError("The length of the dataset is not known: give the number of steps.")
+    total = length if steps is None else steps
+    per_replica, rest = divmod(total, replicas)
+    if not per_replica:
+        raise ValueError(f"{total} steps are not enough for one step on each of {replicas} replicas.")
+    if rest and steps is None:
+        logging.getLogger("tensorflow").warning(
+            "The last %d of %d micro batches are left out: they do not fill a step of %d replicas.",
+            rest,
+            total,
+            replicas,
+        )
+    if steps is not None and 0 <= length < per_replica:
+        raise ValueError(f"The dataset has {length} elements, which is not enough for {per_replica} steps per replica.")
+    per_execution = min(_steps_per_execution(model), per_replica)
+    if per_replica % per_execution:
+        raise ValueError(f"{per_replica} steps per replica are not a multiple of steps_per_execution={per_execution}.")
+    if replicas > 1:
+        dataset = dataset.batch(replicas, drop_remainder=True)
+    return _Dealt(dataset, per_replica, None if steps is None else per_replica)
+
+
+def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: Optional[int], shuffle: Any) -> Any:
+    if isinstance(x, tf.data.Dataset):
+        return x
+    if isinstance(x, collections.abc.Iterator) or callable(x):
+        raise ValueError("Python generators cannot be used with an IPU strategy: use a tf.data.Dataset.")
+    batch = batch_size or 32
+    samples = {int(tensor.shape[0]) for tensor in tf.nest.flatten((x, y, sample_weight)) if tensor is not None}
+    if len(samples) == 1 and next(iter(samples)) % batch:
+        raise ValueError(
+            f"{next(iter(samples))} samples do not fill batches of {batch}: the last batch would be a partial one."
+        )
+    adapter = adapters.select_data_adapter(x, y)(
+        x, y, batch_size=batch, epochs=1, sample_weights=sample_weight, shuffle=shuffle,
+        distribution_strategy=tf.distribute.get_strategy(),
+    )  # fmt: skip
+    dataset = adapter.get_dataset()
+    dataset = _map(dataset, lambda tensor: tf.ensure_shape(tensor, [batch, *tensor.shape[1:]]))
+    count = next(iter(samples)) // batch
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _check_model(model: Any) -> None:
+    if model.run_eagerly:
+        raise RuntimeError("run_eagerly=True cannot be used with an IPU strategy.")
+    for name in _OVERRIDES:
+        own = getattr(type(model), name)
+        if own is not getattr(tf.keras.Model, name):
+            raise RuntimeError(f"{type(model).__name__} overrides {name}, which an IPU strategy does not support.")
+
+
+def _check_accumulation(steps_per_execution: int, accumulation: int) -> None:
+    if steps_per_execution % accumulation:
+        raise RuntimeError(
+            f"steps_per_execution={steps_per_execution} is not a multiple of "
+            f"gradient_accumulation_steps_per_replica={accumulation}."
+        )
+
+
+def _steps_per_execution(model: Any) -> int:
+    variable = model._steps_per_execution
+    return 1 if variable is None else int(variable.numpy())
+
+
+class _cut_execution:  # noqa: N801
+    """Cuts the execution to the steps there are, as long as a loop runs."""
+
+    def __init__(self, model: Any, steps: int) -> None:
+        self._model, self._steps, self._before = model, steps, _steps_per_execution(model)
+
+    def __enter__(self) -> None:
+        ipu_config.configured_system().attach()
+        if self._before > self._steps:
+            logging.getLogger("tensorflow").warning(
+                "steps_per_execution=%d is larger than the %d steps per replica and is cut to that.",
+                self._before,
+                self._steps,
+            )
+            self._model._steps_per_execution.assign(self._steps)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._before > self._steps:
+            self._model._steps_per_execution.assign(self._before)
+
+
+def _build_optimizer(model: Any) -> None:
+    """Makes the optimizer's variables outside the traced loop where Keras would make them inside."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if (
+        model.built
+        and hasattr(optimizer, "build")
+        and not getattr(optimizer, "_built", getattr(optimizer, "built", False))
+    ):
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def _bind(name: str, model: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+    """Returns all arguments of one of Keras' methods by name, with its own defaults."""
+    import inspect
+
+    bound = inspect.signature(_stock[name]).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    given: Dict[str, Any] = dict(bound.arguments)
+    del given["self"]
+    given.update(given.pop("kwargs", {}))
+    return given
+
+
+def _data_adapter() -> Any:
+    """Returns Keras' module of data adapters, wherever this release has it."""
+    return sys.modules[tf.keras.Model.__module__].data_adapter
+
+
+def _map(dataset: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Changes every tensor of every element. A tuple's parts arrive as arguments of their own."""
+    is_tuple = isinstance(dataset.element_spec, tuple)
+    return dataset.map(lambda *element: tf.nest.map_structure(change, element if is_tuple else element[0]))
+
+
+def _to_float32(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
+
+
+__all__: Tuple[str, ...] = ("extend_keras", "is_on_ipu", "local_replicas", "options_of")
