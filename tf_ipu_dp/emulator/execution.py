@@ -9,87 +9,83 @@ are loops of the graph, so tracing does not grow with replicas, accumulation or 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any, Callable, Dict, Iterator, List
 
 import tensorflow as tf
 
 
-def make_train_function(model: Any, replicas: int, accumulation: int, mean: bool) -> Callable[[Any], Dict[str, Any]]:
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How one execution is made up. Everything in it is known before tracing."""
+
+    steps: int
+    replicas: int
+    accumulation: int = 1
+    mean: bool = False
+
+
+def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the traced function of an execution that trains: iterator in, logs out."""
     strategy = model.distribute_strategy
 
+    def update_at_once(iterator: Any) -> None:
+        strategy.run(_train, args=(model, next(iterator)))
+        model._train_counter.assign_add(1)
+
+    def update_accumulated(iterator: Any) -> None:
+        variables = model.trainable_variables
+        total = [tf.zeros_like(variable) for variable in variables]
+        for _ in _times(shape.accumulation):
+            total = _step_of_all_replicas(model, iterator, shape.replicas, total)
+            model._train_counter.assign_add(1)
+        if shape.mean:
+            total = [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total]
+        strategy.run(_update, args=(model, total, variables))
+
     @tf.function
     def train_function(iterator: Any) -> Dict[str, Any]:
-        steps = tf.cast(model._steps_per_execution, tf.int32)
-        if replicas * accumulation == 1:
-            for _ in tf.range(steps):
-                data = next(iterator)
-                strategy.run(_train, args=(model, data))
-                model._train_counter.assign_add(1)
-            return metric_results(model)
-
-        variables = model.trainable_variables
-        for _ in tf.range(steps // accumulation):
-            total = [tf.zeros_like(variable) for variable in variables]
-            for _ in tf.range(accumulation):
-                data = next(iterator)
-                total = _step_of_all_replicas(model, data, replicas, total)
-                model._train_counter.assign_add(1)
-            if mean:
-                total = [gradient / tf.cast(accumulation, gradient.dtype) for gradient in total]
-            strategy.run(_update, args=(model, total, variables))
+        for _ in _times(shape.steps // shape.accumulation):
+            if shape.replicas * shape.accumulation == 1:
+                update_at_once(iterator)
+            else:
+                update_accumulated(iterator)
         return metric_results(model)
 
     return train_function
 
 
-def make_test_function(model: Any, replicas: int) -> Callable[[Any], Dict[str, Any]]:
+def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the traced function of an execution that evaluates."""
 
     @tf.function
     def test_function(iterator: Any) -> Dict[str, Any]:
-        for _ in tf.range(tf.cast(model._steps_per_execution, tf.int32)):
-            data = next(iterator)
-            if replicas == 1:
-                model.test_step(data)
-            else:
-                for replica in tf.range(replicas):
-                    model.test_step(_share(data, replica))
-            model._test_counter.assign_add(1)
+        for _ in _times(shape.steps * shape.replicas):
+            model.test_step(next(iterator))
+        model._test_counter.assign_add(shape.steps)
         return metric_results(model)
 
     return test_function
 
 
-def make_predict_function(model: Any, replicas: int) -> Callable[[Any], Any]:
+def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
     """Returns the traced function of an execution that predicts; the micro batches come back joined, in order."""
 
     @tf.function
     def predict_function(iterator: Any) -> Any:
-        def of_all_replicas(_: Any) -> Any:
-            data = next(iterator)
-            if replicas == 1:
-                return model.predict_step(data)
-            # One replica after the other: map_fn stacks their outputs in a new first dimension.
-            return tf.map_fn(
-                lambda replica: model.predict_step(_share(data, replica)),
-                tf.range(replicas),
-                fn_output_signature=_output_signature(model, _share(data, 0)),
-                parallel_iterations=1,
-            )
-
-        steps = tf.cast(model._steps_per_execution, tf.int32)
-        first = of_all_replicas(0)
+        model._predict_counter.assign_add(shape.steps)
+        first = model.predict_step(next(iterator))
+        count = shape.steps * shape.replicas
+        if count == 1:
+            return first
         signature = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), first)
-        rest = tf.map_fn(of_all_replicas, tf.range(steps - 1), fn_output_signature=signature, parallel_iterations=1)
-        model._predict_counter.assign_add(tf.cast(steps, model._predict_counter.dtype))
-        dimensions = 1 if replicas == 1 else 2
-
-        def join(one: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-            everything = tf.concat([one[tf.newaxis], others], axis=0)
-            return tf.reshape(everything, tf.concat([[-1], tf.shape(everything)[1 + dimensions :]], axis=0))
-
-        return tf.nest.map_structure(join, first, rest)
+        rest = tf.map_fn(
+            lambda _: model.predict_step(next(iterator)),
+            tf.range(count - 1),
+            fn_output_signature=signature,
+            parallel_iterations=1,
+        )
+        return tf.nest.map_structure(_join, first, rest)
 
     return predict_function
 
@@ -106,19 +102,16 @@ def metric_results(model: Any) -> Dict[str, Any]:
     return logs
 
 
-def _step_of_all_replicas(model: Any, data: Any, replicas: int, total: List[tf.Tensor]) -> List[tf.Tensor]:
+def _step_of_all_replicas(model: Any, iterator: Any, replicas: int, total: List[tf.Tensor]) -> List[tf.Tensor]:
     """One micro batch on each replica; returns the gradients added to the total."""
     strategy = model.distribute_strategy
-    if replicas == 1:
-        gradients = strategy.run(micro_step, args=(model, data))
-        return [before + gradient for before, gradient in zip(total, gradients)]
-    moving = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
+    moving = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating and replicas > 1]
     start = [tf.identity(variable) for variable in moving]
     sums = [tf.zeros_like(variable) for variable in moving]
-    for replica in tf.range(replicas):
+    for _ in _times(replicas):
         for variable, value in zip(moving, start):
             variable.assign(value)
-        gradients = strategy.run(micro_step, args=(model, _share(data, replica)))
+        gradients = strategy.run(micro_step, args=(model, next(iterator)))
         total = [before + gradient for before, gradient in zip(total, gradients)]
         sums = [before + variable for before, variable in zip(sums, moving)]
     for variable, value in zip(moving, sums):
@@ -167,13 +160,14 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         vars(owner)[name] = before
 
 
-def _share(data: Any, replica: Any) -> Any:
-    return tf.nest.map_structure(lambda tensor: tensor[replica], data)
+def _times(count: int) -> Any:
+    """What to loop over so many times: once is no loop in the graph, and costs nothing."""
+    return range(1) if count == 1 else tf.range(count)
 
 
-def _output_signature(model: Any, data: Any) -> Any:
-    outputs = model.predict_step(data)  # traced for its shapes only: nothing uses it, so it is pruned
-    return tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), outputs)
+def _join(first: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
+    everything = tf.concat([first[tf.newaxis], rest], axis=0)
+    return tf.reshape(everything, tf.concat([[-1], tf.shape(everything)[2:]], axis=0))
 
 
 def _train(model: Any, data: Any) -> None:

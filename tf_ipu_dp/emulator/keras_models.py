@@ -1,8 +1,8 @@
 """What Keras models can do on an IPU: replicated, accumulated and multi-step `fit`, `evaluate` and `predict`.
 
-Keras' own loops do the work. A dataset's elements are micro batches for one replica; here they are dealt to the L local
-replicas by one more `batch(L)`, and step counts are divided by L, so that Keras counts steps per replica as the SDK
-does. Models outside an IPU strategy's scope go through untouched.
+Keras' own loops do the work. A dataset's elements are micro batches for one replica; an execution takes S x L of them
+for L local replicas, and step counts are divided by L, so that Keras counts steps per replica as the SDK does. Models
+outside an IPU strategy's scope go through untouched.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 _OPTIONS = "_ipu_emulator_options"
+_SHAPES = "_ipu_emulator_shapes"
 _REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
 _OVERRIDES = (
     "train_step",
@@ -99,7 +100,6 @@ def set_gradient_accumulation_options(
     options.method = Method.parse(gradient_accumulation_reduction_method)
     if steps is not None:
         options.accumulation = steps
-    self.train_function = None
 
 
 def _require_ipu(model: Any, name: str) -> None:
@@ -132,10 +132,10 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
                 f"validation has {validation.steps} steps per replica, which is not a multiple of "
                 f"steps_per_execution={_steps_per_execution(self)}."
             )
-        given.update(validation_data=validation.dataset, validation_steps=validation.explicit_steps)
+        given.update(validation_data=validation.dataset, validation_steps=validation.steps)
         given["validation_batch_size"] = None
     given.update(x=dealt.dataset, y=None, sample_weight=None, batch_size=None, class_weight=None, shuffle=False)
-    given["steps_per_epoch"] = dealt.explicit_steps
+    given["steps_per_epoch"] = dealt.steps
     with _cut_execution(self, dealt.steps):
         return _stock["fit"](self, **given)
 
@@ -156,7 +156,7 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
     _check_model(model)
     dealt = _deal(model, given["x"], given.get("y"), given.get("sample_weight"), given["batch_size"], given["steps"])
     given.update({key: None for key in ("y", "sample_weight") if key in given})
-    given.update(x=dealt.dataset, batch_size=None, steps=dealt.explicit_steps)
+    given.update(x=dealt.dataset, batch_size=None, steps=dealt.steps)
     with _cut_execution(model, dealt.steps):
         return _stock[name](model, **given)
 
@@ -164,38 +164,49 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
 def _make_train_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_train_function"](self, force)
-    if self.train_function is None or force:
-        options = options_of(self)
-        _build_optimizer(self)
-        mean = options.method is not Method.SUM
-        self.train_function = execution.make_train_function(self, local_replicas(self), options.accumulation, mean)
-        self.train_tf_function = self.train_function
+    options = options_of(self)
+    _build_optimizer(self)
+    shape = _execution_shape(self, accumulation=options.accumulation, mean=options.method is not Method.SUM)
+    self.train_function = _cached(self, "train", shape, force, self.train_function, execution.make_train_function)
+    self.train_tf_function = self.train_function
     return self.train_function
 
 
 def _make_test_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_test_function"](self, force)
-    if self.test_function is None or force:
-        self.test_function = execution.make_test_function(self, local_replicas(self))
+    make = execution.make_test_function
+    self.test_function = _cached(self, "test", _execution_shape(self), force, self.test_function, make)
     return self.test_function
 
 
 def _make_predict_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_predict_function"](self, force)
-    if self.predict_function is None or force:
-        self.predict_function = execution.make_predict_function(self, local_replicas(self))
+    make = execution.make_predict_function
+    self.predict_function = _cached(self, "predict", _execution_shape(self), force, self.predict_function, make)
     return self.predict_function
+
+
+def _execution_shape(model: Any, **training: Any) -> execution.Shape:
+    return execution.Shape(_steps_per_execution(model), local_replicas(model), **training)
+
+
+def _cached(model: Any, name: str, shape: execution.Shape, force: bool, present: Any, make: Callable[..., Any]) -> Any:
+    """Returns the present function while it fits. `compile` drops it, as does another shape of the execution."""
+    shapes = vars(model).setdefault(_SHAPES, {})
+    if present is None or force or shapes.get(name) != shape:
+        shapes[name] = shape
+        return make(model, shape)
+    return present
 
 
 @dataclasses.dataclass(frozen=True)
 class _Dealt:
-    """A dataset whose elements hold one micro batch for each local replica, and its steps per replica."""
+    """A dataset of micro batches, and how many steps each local replica takes of it."""
 
     dataset: Any
     steps: int
-    explicit_steps: Optional[int]
 
 
 def _deal(
@@ -244,9 +255,10 @@ def _deal(
     per_execution = min(_steps_per_execution(model), per_replica)
     if per_replica % per_execution:
         raise ValueError(f"{per_replica} steps per replica are not a multiple of steps_per_execution={per_execution}.")
-    if replicas > 1:
-        dataset = dataset.batch(replicas, drop_remainder=True)
-    return _Dealt(dataset, per_replica, None if steps is None else per_replica)
+    if total == length:
+        # Every epoch begins at the beginning, although Keras, which counts steps per replica, sees a longer dataset.
+        dataset = dataset.take(per_replica * replicas).repeat()
+    return _Dealt(dataset, per_replica)
 
 
 def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: Optional[int], shuffle: Any) -> Any:

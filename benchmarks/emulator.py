@@ -1,0 +1,147 @@
+"""Images per second of a CIFAR ResNet-20 on the emulator, against plain Keras and MirroredStrategy, alternating.
+
+    .venv/bin/python benchmarks/emulator.py [--rounds=5] [--micro_batches=128]
+
+Each contender runs in a process of its own, which stays; a round asks each of them in turn to train some micro batches
+of 32 and takes its time. The first execution, with tracing, is told apart. Reported: medians, ratios to plain Keras,
+and each process's peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MICRO = 32
+CONTENDERS = {
+    "Keras, batch 32": ("keras", 1),
+    "emulator, 1 replica": ("emulator", 1),
+    "emulator, 8 replicas": ("emulator", 8),
+    "emulator, 64 replicas": ("emulator", 64),
+    "MirroredStrategy, 8 CPUs": ("mirrored", 8),
+}
+
+
+def make_resnet20(keras):
+    def block(x, filters, stride):
+        y = keras.layers.Conv2D(filters, 3, stride, "same", use_bias=False)(x)
+        y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
+        y = keras.layers.BatchNormalization()(keras.layers.Conv2D(filters, 3, 1, "same", use_bias=False)(y))
+        if stride > 1:
+            x = keras.layers.Conv2D(filters, 1, stride, "same", use_bias=False)(x)
+        return keras.layers.ReLU()(keras.layers.add([x, y]))
+
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(16, 3, 1, "same", use_bias=False)(inputs)
+    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+    for filters, stride in [(16, 1)] * 3 + [(32, 2), (32, 1), (32, 1)] + [(64, 2), (64, 1), (64, 1)]:
+        x = block(x, filters, stride)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+def contender(kind, replicas):
+    """Trains as many micro batches as each line on standard input says."""
+    import numpy as np
+    import tensorflow as tf
+
+    if kind == "emulator":
+        from tf_ipu_dp import emulator
+
+        emulator.install()
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = replicas
+        config.configure_ipu_system()
+        strategy = ipu.ipu_strategy.IPUStrategy()
+    elif kind == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+        strategy = tf.distribute.MirroredStrategy([f"/cpu:{n}" for n in range(replicas)])
+    else:
+        strategy = tf.distribute.get_strategy()
+    with strategy.scope():
+        model = make_resnet20(tf.keras)
+        model.compile(
+            tf.keras.optimizers.SGD(0.1, momentum=0.9),
+            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((8 * MICRO, 32, 32, 3), dtype="float32")
+    labels = rng.integers(0, 10, 8 * MICRO).astype("int32")
+    element = MICRO * replicas if kind == "mirrored" else MICRO
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(element, drop_remainder=True)
+    data = data.prefetch(tf.data.AUTOTUNE)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        micro_batches = int(line)
+        started = time.perf_counter()
+        model.fit(data, steps_per_epoch=micro_batches * MICRO // element, verbose=0)
+        seconds = time.perf_counter() - started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"seconds": seconds, "peak_mib": peak}), flush=True)
+
+
+def ask(process, micro_batches):
+    process.stdin.write(f"{micro_batches}\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def main(rounds, micro_batches):
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {
+            **os.environ,
+            "IPU_EMULATOR_DIR": f"{folder}/ipus",
+            "IPU_EMULATOR_IPUS": "128",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        processes = {}
+        for name, (kind, replicas) in CONTENDERS.items():
+            command = [sys.executable, __file__, "--contender", kind, str(replicas)]
+            processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environ,
+            )
+        for process in processes.values():
+            process.stdout.readline()
+        first = {name: ask(process, 64) for name, process in processes.items()}
+        times = {name: [] for name in processes}
+        for _ in range(rounds):
+            for name, process in processes.items():
+                answer = ask(process, micro_batches)
+                times[name].append(micro_batches * MICRO / answer["seconds"])
+                first[name]["peak_mib"] = answer["peak_mib"]
+        for process in processes.values():
+            process.stdin.close()
+            process.wait()
+    base = "Keras, batch 32"
+    print(f"{'':<26}{'images/s':>9}{'ratio':>8}{'first 64 micro batches, s':>28}{'peak MiB':>10}")
+    for name, rates in times.items():
+        ratio = statistics.median(rate / other for rate, other in zip(rates, times[base]))
+        seconds, peak = first[name]["seconds"], first[name]["peak_mib"]
+        print(f"{name:<26}{statistics.median(rates):>9.0f}{ratio:>8.2f}{seconds:>28.1f}{peak:>10.0f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--micro_batches", type=int, default=128)
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contender:
+        contender(arguments.contender[0], int(arguments.contender[1]))
+    else:
+        main(arguments.rounds, arguments.micro_batches)
