@@ -6,6 +6,7 @@ wherever the file stands, an unknown flag is refused with the nearest name, and 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -36,6 +37,8 @@ class UsageError(ValueError):
 
 def run(program: str, body: Callable[[], int], stderr: TextIO) -> int:
     """Runs a command's body and returns its exit code; a user's mistake is told in a sentence, without a traceback."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     try:
         code = body()
         sys.stdout.flush()
@@ -46,9 +49,14 @@ def run(program: str, body: Callable[[], int], stderr: TextIO) -> int:
     except KeyboardInterrupt:
         stderr.write(f"{program}: interrupted.\n")
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone. Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, less) has gone
+        _forget_stdout()
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _forget_stdout()
+        stderr.write(f"{program}: the output cannot be written ({error.strerror}).\n")
         return 1
 
 
@@ -60,7 +68,9 @@ def wants_help(words: Sequence[str]) -> bool:
 def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
     """Sets the flags from the words after the program's name; refuses with every mistake that the line has."""
     fv.set_gnu_getopt(True)
-    sentences: List[str] = []
+    sentences = _refuse_special(words)
+    if sentences:
+        raise UsageError(*sentences)
     try:
         words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
     except flags.CantOpenFlagFileError as error:
@@ -80,7 +90,7 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
             positional = fv(["program", *words])[1:]
             break
         except (flags.Error, ValueError) as error:
-            name, sentence = _explain(error, fv)
+            name, sentence = _explain(error, words, fv)
         sentences.append(sentence)
         rest = _without(name, words, fv)
         if rest == words:
@@ -129,6 +139,11 @@ def alternatives(values: Iterable[object]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """Returns `1 replica`, `1,024 replicas`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def flag_text(name: str, value: object) -> str:
     """Returns a flag as one would type it."""
     if isinstance(value, bool):
@@ -139,6 +154,11 @@ def flag_text(name: str, value: object) -> str:
 def speaks_unicode(stream: TextIO) -> bool:
     """Whether a stream can carry box drawings."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _forget_stdout() -> None:
+    """Python would complain again when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _until_end_of_flags(words: Sequence[str]) -> Sequence[str]:
@@ -173,12 +193,31 @@ def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]
         bare = word.lstrip("-") if word.startswith("-") else ""
         if bare.split("=")[0] != name:
             kept.append(word)
-        elif bare == name and pending and not pending[0].startswith("-") and not (name in fv and fv[name].boolean):
+        elif bare == name and pending and _takes_next(name, pending[0], fv):
             pending.pop(0)
     return kept
 
 
-def _explain(error: Exception, fv: flags.FlagValues) -> Tuple[str, str]:
+def _takes_next(name: str, following: str, fv: flags.FlagValues) -> bool:
+    """Whether a flag without `=` has the next word as its value; of an unknown flag that is only likely."""
+    return not fv[name].boolean if name in fv else not following.startswith("-")
+
+
+def _refuse_special(words: Sequence[str]) -> List[str]:
+    """absl's own flags: --undefok would let unknown flags through, and a --flagfile without a path would be ignored."""
+    sentences = []
+    for word, following in zip(words, [*words[1:], "--"]):
+        bare = word.lstrip("-") if word.startswith("-") else ""
+        if word == "--":
+            break
+        if bare.split("=")[0] == "undefok":
+            sentences.append("--undefok is not a flag: unknown flags are always refused.")
+        if bare == "flagfile=" or (bare == "flagfile" and following.startswith("-")):
+            sentences.append("--flagfile needs the path of a text file of flags.")
+    return sentences
+
+
+def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tuple[str, str]:
     """Returns the name on the line that an absl error is about, and the sentence for the user."""
     text = _reason(error)
     if isinstance(error, flags.UnrecognizedFlagError):
@@ -190,11 +229,24 @@ def _explain(error: Exception, fv: flags.FlagValues) -> Tuple[str, str]:
     if bad:
         flag = fv[bad[1]]
         reason = f": {bad[3].rstrip('.')}" if hasattr(flag.parser, "placeholder") else ""
-        return bad[1], f"--{bad[1]}={_shortened(bad[2])} is not possible{reason}. It takes {_takes(flag)}."
+        given = _given_value(bad[1], words)
+        return bad[1], f"--{bad[1]}={_shortened(given)} is not possible{reason}. It takes {_takes(flag)}."
     denied = _NO_ARGUMENT.match(text)
     if denied:
         return denied[1], f"{text}. Write --{denied[1]}, or --{denied[1][2:]}."
     return "", text
+
+
+def _given_value(name: str, words: Sequence[str]) -> str:
+    """Returns what the line has for a flag; the last one, as absl reads it."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""]):
+        bare = word.lstrip("-") if word.startswith("-") else ""
+        if bare == name:
+            value = following
+        elif bare.startswith(f"{name}="):
+            value = bare[len(name) + 1 :]
+    return value
 
 
 def _reason(error: BaseException) -> str:
@@ -206,7 +258,7 @@ def _shortened(text: str) -> str:
 
 
 def _nearest_flag(name: str, fv: flags.FlagValues) -> str:
-    near = get_close_matches(name, list(fv), n=1, cutoff=0.5)
+    near = get_close_matches(name.lower(), list(fv), n=1, cutoff=0.5)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
 
 
@@ -236,9 +288,11 @@ def _takes(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
         return alternatives(choices)
-    lower = getattr(flag.parser, "lower_bound", None)
+    if flag.boolean:
+        return "true or false"
+    lower, upper = getattr(flag.parser, "lower_bound", None), getattr(flag.parser, "upper_bound", None)
     if lower is not None:
-        return f"a whole number from {lower} on"
+        return f"a whole number from {lower} " + ("on" if upper is None else f"to {upper}")
     return getattr(flag.parser, "syntactic_help", "") or f"a {flag.flag_type()}"
 
 

@@ -10,6 +10,10 @@ from absl import flags
 
 from tf_ipu_dp import cli
 
+# Bounds that no job reaches, so that a slip of the finger is refused and not computed.
+_MOST = 2**31 - 1
+_MOST_IPUS = 2**20
+
 SCHEDULES = ("grouped", "interleaved", "sequential")
 
 GROUPS = {
@@ -108,10 +112,13 @@ def parse(words: Sequence[str]) -> TrainConfig:
     fv = make_flags()
     cli.parse(words, fv)
     config = TrainConfig.from_flags(fv)
+    sentences = []
     if config.format != "table" and config.json:
-        raise cli.UsageError(f"--json and --format={config.format} exclude each other. Leave one of them out.")
+        sentences.append(f"--json and --format={config.format} exclude each other. Leave one of them out.")
     if config.format != "table" and not config.dry_run:
-        raise cli.UsageError(f"--format={config.format} draws a plan and does not train. Add --dry_run.")
+        sentences.append(f"--format={config.format} draws a plan and does not train. Add --dry_run.")
+    if sentences:
+        raise cli.UsageError(*sentences)
     return config
 
 
@@ -125,20 +132,26 @@ def make_flags() -> flags.FlagValues:
 def define_flags(fv: flags.FlagValues) -> None:
     """Defines every flag of a training run."""
 
-    def whole(name: str, default: Optional[int], lowest: int, text: str) -> None:
-        flags.DEFINE_integer(name, default, text, lower_bound=lowest, flag_values=fv)
+    def whole(name: str, default: Optional[int], lowest: int, text: str, most: int = _MOST) -> None:
+        flags.DEFINE_integer(name, default, text, lower_bound=lowest, upper_bound=most, flag_values=fv)
 
-    whole("ipus", None, 1, "IPUs in the whole job, a power of two. Default: 1, or what poprun gives.")
+    whole("ipus", None, 1, "IPUs in the whole job, a power of two. Default: 1, or what poprun gives.", _MOST_IPUS)
     whole(
         "pipeline_stages", None, 1,
         "Parts the model is cut into, one per IPU. A replica takes the next power of two of IPUs. "
-        "Default: 1, or the IPUs per replica that poprun gives.",
+        "Default: 1, or the IPUs per replica that poprun gives.", _MOST_IPUS,
     )  # fmt: skip
     flags.DEFINE_enum(
         "pipeline_schedule", "grouped", SCHEDULES, "Order in which a pipeline works through its micro batches.",
         flag_values=fv,
     )  # fmt: skip
-    whole("instances", None, 1, "Host processes, each with as many replicas. Default: 1, or what poprun gives.")
+    whole(
+        "instances",
+        None,
+        1,
+        "Host processes, each with as many replicas. Default: 1, or what poprun gives.",
+        _MOST_IPUS,
+    )
     flags.DEFINE(
         _HostsParser(), "hosts", None, "Machines: how many, or their names. Instances are dealt evenly. Default: 1.",
         fv, _StrSerializer(),
@@ -174,6 +187,13 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_bool("json", False, "Print the result (with --dry_run: the plan) as JSON.", flag_values=fv)
 
 
+def _bounded(digits: str, most: int) -> int:
+    """Reads a number; int() itself would fail on thousands of digits."""
+    if len(digits) > 10 or int(digits) > most:
+        raise ValueError(f"it is more than {most}")
+    return int(digits)
+
+
 class _StrSerializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unused-ignore]
     def serialize(self, value: object) -> str:
         return str(value)
@@ -189,7 +209,7 @@ class _DurationParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unu
         match = re.fullmatch(r"\s*(\d+)\s*(epochs?|steps?)?\s*", str(argument), re.ASCII)
         if not match:
             raise ValueError("it is not a duration")
-        count = int(match[1])
+        count = _bounded(match[1], _MOST)
         if count < 1:
             raise ValueError("nothing would be trained")
         return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
@@ -207,12 +227,15 @@ class _HostsParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused
             return argument
         text = str(argument).strip()
         if re.fullmatch(r"\d+", text, re.ASCII):
-            if int(text) < 1:
+            count = _bounded(text, _MOST_IPUS)
+            if count < 1:
                 raise ValueError("a job has at least 1 host")
-            return Hosts(int(text))
+            return Hosts(count)
         names = tuple(name.strip() for name in text.split(","))
-        if not all(re.fullmatch(r"[\w.:@%-]+", name) for name in names):
+        if not all(re.fullmatch(r"[a-z0-9][\w.:@%-]*", name, re.ASCII | re.IGNORECASE) for name in names):
             raise ValueError("there is an empty or impossible host name in it")
+        if any(re.fullmatch(r"\d+\.?\d*|0x[\da-f]*", name, re.ASCII | re.IGNORECASE) for name in names):
+            raise ValueError("it is neither a whole number nor names")
         if len(set(names)) < len(names):
             raise ValueError("a host is named twice")
         return Hosts(len(names), names)

@@ -66,7 +66,7 @@ class Replica:
     index: int
     instance: int
     host: int
-    ipu_ids: Tuple[int, ...]
+    ipu_ids: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Topology:
         """Returns where a replica lives. Replicas are dealt to instances, and instances to hosts, in blocks."""
         instance = index // self.local_replicas
         first = index * self.ipus_per_replica
-        ids = tuple(range(first, first + self.ipus_per_replica))
+        ids = range(first, first + self.ipus_per_replica)
         return Replica(index, instance, instance // self.instances_per_host, ids)
 
     def all_replicas(self) -> Iterator[Replica]:
@@ -137,7 +137,10 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-    """How the training is divided into epochs, executions and steps. A step is one weight update."""
+    """How the training is divided into epochs, executions and steps. A step is one weight update.
+
+    A run of fewer steps than an epoch has no full epoch; its only one is the last, a part.
+    """
 
     updates_per_epoch: int
     dropped_samples_per_epoch: int
@@ -157,7 +160,8 @@ class Epochs:
 
     @property
     def executions_per_epoch(self) -> int:
-        return self.updates_per_epoch // self.device_iterations
+        """Of a full epoch; where there is none, of the part that is trained."""
+        return (self.updates_per_epoch if self.full_epochs else self.last_epoch_updates) // self.device_iterations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +255,8 @@ def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
     """Goes through the rules in a reader's order; those without a meaning after an earlier one broke are left out."""
     draft = _Draft()
     topology = _examine_topology(draft, config, launched)
-    batch = _examine_batch(draft, config, topology) if topology else None
+    stages = config.pipeline_stages or (launched.ipus_per_replica if launched else 1)
+    batch = _examine_batch(draft, config, stages, topology.replicas if topology else None)
     epochs = _examine_epochs(draft, config, dataset, topology, batch) if topology and batch else None
     if topology and batch and epochs and not draft.broken:
         steps_per_execution = batch.accumulation * epochs.device_iterations
@@ -259,8 +264,8 @@ def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
         steps_per_update = batch.accumulation * topology.local_replicas
         keras = KerasSteps(
             steps_per_execution=steps_per_execution,
-            steps_per_epoch=epochs.updates_per_epoch * steps_per_update,
-            last_epoch_steps=epochs.last_epoch_updates * steps_per_update,
+            steps_per_epoch=epochs.executions_per_epoch * epochs.device_iterations * steps_per_update,
+            last_epoch_steps=(epochs.last_epoch_updates or epochs.updates_per_epoch) * steps_per_update,
             validation_steps=validation.slots_per_instance // batch.micro_batch_size,
         )
         draft.plan = RunPlan(dataset, topology, batch, epochs, validation, keras)
@@ -268,42 +273,68 @@ def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
 
 
 def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[LaunchedTopology]) -> Optional[Topology]:
-    if launched:
-        _examine_agreement(draft, config, launched)
-        per_replica = launched.ipus_per_replica
-        ipus = launched.replicas * per_replica
-        stages = config.pipeline_stages or per_replica
-        instances = launched.instances
-        hosts = Hosts(launched.hosts) if launched.hosts else config.hosts or Hosts(1)
-        if config.hosts and config.hosts.count == hosts.count:
-            hosts = config.hosts
-        source = launched.launcher
-        if "launched_stages" in draft.rules():
-            return None
-    else:
-        ipus = config.ipus or 1
-        stages = config.pipeline_stages or 1
-        per_replica = ipus_per_replica(stages)
-        instances = config.instances or 1
-        hosts = config.hosts or Hosts(1)
-        source = None
+    return _examine_launched(draft, config, launched) if launched else _examine_asked(draft, config)
 
-    name = "--ipus" if launched is None else f"{launched.launcher}'s number of IPUs"
+
+def _examine_launched(draft: _Draft, config: TrainConfig, launched: LaunchedTopology) -> Optional[Topology]:
+    """What poprun started. Its instances are equal by construction; the IPUs are still to be powers of two."""
+    _examine_agreement(draft, config, launched)
+    per_replica = launched.ipus_per_replica
+    ipus = launched.replicas * per_replica
+    hosts = Hosts(launched.hosts) if launched.hosts else config.hosts or Hosts(1)
+    if config.hosts and config.hosts.count == hosts.count:
+        hosts = config.hosts
+    if not _is_power_of_two(ipus):
+        option, value = (
+            ("--num-replicas", launched.replicas)
+            if _is_power_of_two(per_replica)
+            else ("--ipus-per-replica", per_replica)
+        )
+        draft.refuse(
+            "ipus",
+            f"{launched.launcher} started {launched.replicas} replicas x {per_replica} IPUs = {ipus} IPUs, but they come "
+            f"in powers of two. Start it with {option} {cli.alternatives(_powers_around(value))}.",
+            list,
+        )
+        return None
+    if launched.instances % hosts.count:
+        divisors = [n for n in _powers(1, launched.instances) if launched.instances % n == 0]
+        fewer = [_fewer_hosts(hosts, n) for n in _nearest(divisors, hosts.count)]
+        draft.refuse(
+            "hosts",
+            f"{cli.flag_text('hosts', hosts)} cannot share the {launched.instances} instances evenly.",
+            lambda: _sets("hosts", [*fewer, None]),
+        )
+        return None
+    if "launched_stages" in draft.rules():
+        return None
+    stages = config.pipeline_stages or per_replica
+    return Topology(ipus, stages, config.pipeline_schedule, launched.instances, hosts, launched.launcher)
+
+
+def _examine_asked(draft: _Draft, config: TrainConfig) -> Optional[Topology]:
+    """What the flags ask for. IPUs, and with them replicas, instances and hosts, can only be powers of two."""
+    ipus = config.ipus or 1
+    stages = config.pipeline_stages or 1
+    per_replica = ipus_per_replica(stages)
+    instances = config.instances or 1
+    hosts = config.hosts or Hosts(1)
     powers = "IPUs come in powers of two"
     if not _is_power_of_two(ipus):
         near = [n for n in _powers_around(ipus) if n >= per_replica] or [per_replica]
-        draft.refuse("ipus", f"{name}={ipus} is not possible: {powers}.", lambda: _sets("ipus", near))
+        draft.refuse("ipus", f"--ipus={ipus} is not possible: {powers}.", lambda: _sets("ipus", near))
     elif ipus < per_replica:
         draft.refuse(
             "ipus_per_replica",
-            f"{name}={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, as {powers}.",
+            f"--ipus={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, as {powers}.",
             lambda: [*_sets("ipus", [per_replica]), *_sets("pipeline_stages", [ipus])],
         )
     replicas = ipus // per_replica if _is_power_of_two(ipus) else 0
     if not _is_power_of_two(instances) or (replicas and instances > replicas):
         least = hosts.count if _is_power_of_two(hosts.count) and hosts.count <= (replicas or instances) else 1
-        enough = _powers_around(max(instances, hosts.count) - 1)[1] if max(instances, hosts.count) > 1 else 1
-        count = f"{replicas} replica{'s' * (replicas != 1)}" if replicas else "a power of two of replicas"
+        most = max(instances, hosts.count)
+        enough = most if _is_power_of_two(most) else _powers_around(most)[1]
+        count = cli.count(replicas, "replica") if replicas else "a power of two of replicas"
         draft.refuse(
             "instances",
             f"--instances={instances} cannot share {count} evenly.",
@@ -319,23 +350,24 @@ def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[Lau
         )
     if not _is_power_of_two(hosts.count) or instances % hosts.count:
         fewer = _nearest([n for n in _powers(1, instances) if instances % n == 0], hosts.count)
+        possible = _is_power_of_two(hosts.count)
         draft.refuse(
             "hosts",
-            f"{cli.flag_text('hosts', hosts)} cannot share {instances} instance{'s' * (instances != 1)} evenly "
-            f"({hosts.count} hosts).",
+            f"{cli.flag_text('hosts', hosts)} cannot share {cli.count(instances, 'instance')} evenly "
+            f"({cli.count(hosts.count, 'host')}).",
             lambda: [
                 *_sets("hosts", [_fewer_hosts(hosts, n) for n in fewer]),
-                *_sets("instances", [hosts.count] if _is_power_of_two(hosts.count) else []),
+                *_sets("instances", [hosts.count] if possible else []),
                 *(
                     [Fix((("ipus", hosts.count * per_replica), ("instances", hosts.count)))]
-                    if _is_power_of_two(hosts.count) and replicas < hosts.count
+                    if possible and replicas < hosts.count
                     else []
                 ),
             ],
         )
-    if draft.broken and not (replicas and replicas % instances == 0):
+    if not replicas or replicas % instances:
         return None
-    return Topology(ipus, stages, config.pipeline_schedule, instances, hosts, source) if replicas else None
+    return Topology(ipus, stages, config.pipeline_schedule, instances, hosts, None)
 
 
 def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTopology) -> None:
@@ -359,23 +391,25 @@ def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTop
             )
     stages = config.pipeline_stages
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
-        fitting = range(launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica + 1)
+        least, most = launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica
+        # With a number of IPUs that is no power of two, no number of stages fits.
+        fitting = sorted({least, most, min(max(stages, least), most)}) if _is_power_of_two(most) else []
         draft.refuse(
             "launched_stages",
             f"--pipeline_stages={stages} takes {ipus_per_replica(stages)} IPUs per replica, but {who} gave "
             f"{launched.ipus_per_replica}.",
-            lambda: [*_sets("pipeline_stages", _nearest(fitting, stages, most=4)), *_sets("pipeline_stages", [None])],
+            lambda: [*_sets("pipeline_stages", fitting), *_sets("pipeline_stages", [None])],
         )
 
 
-def _examine_batch(draft: _Draft, config: TrainConfig, topology: Topology) -> Optional[Batch]:
+def _examine_batch(draft: _Draft, config: TrainConfig, stages: int, replicas: Optional[int]) -> Optional[Batch]:
     micro = config.micro_batch_size
     asked = config.gradient_accumulation
     total = config.global_batch_size
-    replicas = topology.replicas
-    stages, schedule = topology.pipeline_stages, topology.pipeline_schedule
+    schedule = config.pipeline_schedule
     unit = accumulation_unit(stages, schedule)
-    rule = f"a {schedule} pipeline of {stages} stages takes multiples of {unit}"
+    article = "an" if schedule[0] in "aeiou" else "a"
+    rule = f"{article} {schedule} pipeline of {stages} stages takes multiples of {unit}"
 
     if total is not None and asked is not None:
         draft.refuse(
@@ -396,15 +430,17 @@ def _examine_batch(draft: _Draft, config: TrainConfig, topology: Topology) -> Op
                 ],
             )
             return None
-        return Batch(micro, accumulation, replicas)
+        return Batch(micro, accumulation, replicas) if replicas else None
+    if not replicas:
+        return None
 
     per_pass = micro * replicas
     if total % (per_pass * unit):
         pipeline = f" x {unit} (because {rule})" if unit > 1 else ""
         draft.refuse(
             "global_batch",
-            f"--global_batch_size={total} is not a multiple of {per_pass * unit} = micro batch {micro} x {replicas} "
-            f"replica{'s' * (replicas != 1)}{pipeline}.",
+            f"--global_batch_size={total} is not a multiple of {per_pass * unit} = micro batch {micro} x "
+            f"{cli.count(replicas, 'replica')}{pipeline}.",
             lambda: [
                 *_sets("global_batch_size", _multiples_around(total, per_pass * unit)),
                 *_sets("micro_batch_size", _divisors_around(total // (replicas * unit), micro)),
@@ -424,40 +460,35 @@ def _examine_epochs(
         draft.refuse(
             "epoch",
             f"One weight update would take {size} samples (micro batch {batch.micro_batch_size} x accumulation "
-            f"{batch.accumulation} x {batch.replicas} replicas), but {dataset.name} has {dataset.train_samples}.",
+            f"{batch.accumulation} x {cli.count(batch.replicas, 'replica')}), but {dataset.name} has "
+            f"{dataset.train_samples}.",
             lambda: _smaller_batches(config, dataset, topology, batch),
         )
         return None
 
     iterations = config.device_iterations
     duration = config.epochs
-    if duration.unit == "steps" and duration.count < updates:
-        length, full, last = duration.count, 1, 0
-    elif duration.unit == "steps":
-        length = updates
-        full, last = divmod(duration.count, updates)
-    else:
-        length, full, last = updates, duration.count, 0
-
-    if length % iterations:
-        of = f"{dataset.train_samples} samples / global batch {size}" if length == updates else f"--epochs={duration}"
+    full, last = divmod(duration.count, updates) if duration.unit == "steps" else (duration.count, 0)
+    if full and updates % iterations:
         draft.refuse(
             "device_iterations",
-            f"--device_iterations={iterations} does not divide the epoch's {length} weight updates ({of}).",
-            lambda: _sets("device_iterations", _divisors_around(length, iterations, most=4)),
+            f"--device_iterations={iterations} does not divide the epoch's {updates} weight updates "
+            f"({dataset.train_samples} samples / global batch {size}).",
+            lambda: _sets("device_iterations", _divisors_around(updates, iterations, most=4)),
         )
         return None
     if last % iterations:
+        common = math.gcd(updates, duration.count) if full else duration.count
         draft.refuse(
             "duration",
             f"--epochs={duration} is not a multiple of --device_iterations={iterations}: an execution cannot be cut.",
             lambda: [
                 *_sets("epochs", [Duration(n, "steps") for n in _multiples_around(duration.count, iterations)]),
-                *_sets("device_iterations", _divisors_around(math.gcd(updates, duration.count), iterations, most=4)),
+                *_sets("device_iterations", _divisors_around(common, iterations, most=4)),
             ],
         )
         return None
-    return Epochs(length, dropped, iterations, full, last)
+    return Epochs(updates, dropped, iterations, full, last)
 
 
 def _plan_validation(samples: int, topology: Topology, batch: Batch, steps_per_execution: int) -> Validation:
@@ -483,10 +514,11 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topol
         yield from _sets("micro_batch_size", [micro] if micro else [])
         yield from _sets("ipus", [_powers_around(fewer)[0] * topology.ipus_per_replica] if fewer else [])
     if samples < unit * replicas:
-        # Not even micro batches of one sample: the smallest job there is.
+        # Not even micro batches of one sample fit: as many replicas as take one each.
+        most_replicas = _powers_around(max(samples // unit, 1))[0]
         yield Fix(
             (
-                ("ipus", None if topology.launcher else topology.ipus_per_replica),
+                ("ipus", None if topology.launcher else most_replicas * topology.ipus_per_replica),
                 ("instances", None),
                 ("hosts", None),
                 ("pipeline_schedule", config.pipeline_schedule if unit <= samples else "sequential"),

@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 from rich.console import Console
 from rich.table import Table
 
-from tf_ipu_dp import __version__
+from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.plan import Replica, RunPlan, Topology
 
 _ALL_UP_TO = 32
+_LEAST_WIDTH = 60
 _MOST_STAGES_IN_A_LINE = 8
 
 
@@ -25,7 +26,8 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
     for row in rows:
         table.add_row(*row)
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, highlight=False, markup=False).print(table)
+    # Below this width rich would cut the numbers; the terminal had better wrap the line.
+    Console(file=stream, width=max(width, _LEAST_WIDTH), color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
@@ -90,7 +92,7 @@ def render_json(plan: RunPlan) -> str:
         "keras": {
             "steps_per_execution": keras.steps_per_execution,
             "steps_per_epoch": keras.steps_per_epoch,
-            "last_epoch_steps": keras.last_epoch_steps or keras.steps_per_epoch,
+            "last_epoch_steps": keras.last_epoch_steps,
             "validation_steps": keras.validation_steps,
         },
         "replicas": [
@@ -107,32 +109,33 @@ def render_json(plan: RunPlan) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def render_mermaid(plan: RunPlan) -> str:
+def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:
     """Returns a mermaid flowchart: where the data goes, who computes, and where the gradients meet."""
     topology = plan.topology
     data = f"{plan.dataset.name}<br/>{plan.dataset.train_samples:,} samples"
-    gradients = f"gradients of {_count(topology.replicas, 'replica')}"
+    gradients = f"gradients of {cli.count(topology.replicas, 'replica')}"
     update = f"{gradients}<br/>one update per {plan.batch.global_batch_size:,} samples"
     lines = ["flowchart TB", f'  data[("{data}")]', f'  update(["{update}"])']
     drivers = []
     for host in _some(topology.hosts.count, topology):
         if isinstance(host, range):
-            lines.append(f'  more_hosts["{_count(len(host), "more host")}"]')
+            lines.append(f'  more_hosts["{cli.count(len(host), "more host")}"]')
             drivers.append("more_hosts")
             continue
         lines.append(f'  subgraph host_{host}["{topology.host_name(host)}"]')
         for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
             if isinstance(instance, range):
                 name = f"more_instances_{host}"
-                lines.append(f'    {name}["{_count(len(instance), "more instance")}"]')
+                lines.append(f'    {name}["{cli.count(len(instance), "more instance")}"]')
             else:
                 name = f"instance_{instance}"
                 lines += _mermaid_instance(topology, instance)
             drivers.append(name)
         lines.append("  end")
-    each = f"{_count(plan.keras.steps_per_epoch, 'micro batch', 'micro batches')} per epoch"
+    each = f"{cli.count(plan.keras.steps_per_epoch, 'micro batch', 'micro batches')} per epoch"
     edges = [f"  data -->|{each}| {drivers[0]}", *(f"  data --> {name}" for name in drivers[1:])]
-    return "\n".join([*lines, *edges, *(f"  {name} <--> update" for name in drivers)]) + "\n"
+    text = "\n".join([*lines, *edges, *(f"  {name} <--> update" for name in drivers)]) + "\n"
+    return _to_ascii(text) if ascii_only else text
 
 
 def render_drawing(topology: Topology, width: int) -> str:
@@ -140,7 +143,7 @@ def render_drawing(topology: Topology, width: int) -> str:
     blocks: List[List[str]] = []
     for host in _some(topology.hosts.count, topology):
         if isinstance(host, range):
-            blocks.append([f"  ⋮ {_count(len(host), 'more host')} like these"])
+            blocks.append([f"  ⋮ {cli.count(len(host), 'more host')} like these"])
             continue
         instances: List[List[str]] = []
         for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
@@ -153,20 +156,20 @@ def render_drawing(topology: Topology, width: int) -> str:
 
 
 def _topology_words(topology: Topology) -> str:
-    words = f"{_count(topology.replicas, 'replica')} on {_count(topology.ipus, 'IPU')}"
+    words = f"{cli.count(topology.replicas, 'replica')} on {cli.count(topology.ipus, 'IPU')}"
     return f"{words}, as {topology.launcher} started it" if topology.launcher else words
 
 
 def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
     stages = topology.pipeline_stages
-    pipeline = f", a {topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
+    pipeline = f", {topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
     idle = f", {topology.idle_ipus:,} idle" if topology.idle_ipus else ""
-    product = (
-        f"micro batch {batch.micro_batch_size:,} x accumulation {batch.accumulation:,} x {batch.replicas:,} replicas"
-    )
-    part = f" and {epochs.last_epoch_updates:,} updates" if epochs.last_epoch_updates else ""
-    slots = f"{_count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
+    replicas = cli.count(batch.replicas, "replica")
+    product = f"micro batch {batch.micro_batch_size:,} x accumulation {batch.accumulation:,} x {replicas}"
+    parts = [cli.count(epochs.full_epochs, "epoch")] if epochs.full_epochs else []
+    parts += [f"{cli.count(epochs.last_epoch_updates, 'update')} of an epoch"] if epochs.last_epoch_updates else []
+    slots = f"{cli.count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
     rows: List[Tuple[str, int, str]] = [
         ("Training samples", plan.dataset.train_samples, plan.dataset.name),
         ("IPUs", topology.ipus, f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),
@@ -174,9 +177,13 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
         ("Instances", topology.instances, f"{topology.instances_per_host:,} per host"),
         ("Hosts", topology.hosts.count, ", ".join(topology.hosts.names)),
         ("Global batch", batch.global_batch_size, f"samples = {product}"),
-        ("Updates per epoch", epochs.updates_per_epoch, _count(epochs.device_iterations, "update") + " per execution"),
+        (
+            "Updates per epoch",
+            epochs.updates_per_epoch,
+            cli.count(epochs.device_iterations, "update") + " per execution",
+        ),
         ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that do not fill a global batch"),
-        ("Updates in all", epochs.updates, f"{_count(epochs.full_epochs, 'epoch')}{part}"),
+        ("Updates in all", epochs.updates, " and ".join(parts)),
         ("Validation samples", validation.samples, f"each once, in {slots}, {validation.padded_samples:,} padded"),
         ("steps_per_execution", keras.steps_per_execution, "for Keras: micro batches of one replica"),
         ("steps_per_epoch", keras.steps_per_epoch, "for Keras: micro batches of one instance"),
@@ -220,7 +227,7 @@ def _mermaid_instance(topology: Topology, instance: int) -> List[str]:
     nodes = []
     for index in _replicas_of(topology, instance):
         if isinstance(index, range):
-            nodes.append(f'more_replicas_{instance}["{_count(len(index), "more replica")}"]')
+            nodes.append(f'more_replicas_{instance}["{cli.count(len(index), "more replica")}"]')
         else:
             words = _ipu_words(topology.replica(index), topology.pipeline_stages)
             nodes.append(f'replica_{index}["replica {index}<br/>IPU {words}"]')
@@ -256,10 +263,6 @@ def _side_by_side(blocks: Sequence[Sequence[str]], width: int) -> List[str]:
             cells = [block[number] if number < len(block) else "" for block in row]
             lines.append(" ".join(f"{cell:<{size}}" for cell, size in zip(cells, widths)))
     return lines
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _to_ascii(text: str) -> str:

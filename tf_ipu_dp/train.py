@@ -49,13 +49,14 @@ def _require_horovod(instances: int) -> None:
 def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
     from tf_ipu_dp import report  # imports rich
 
+    ascii_only = not cli.speaks_unicode(sys.stdout)
     if cfg.json:
         text = report.render_json(run)
     elif cfg.format == "mermaid":
-        text = report.render_mermaid(run)
+        text = report.render_mermaid(run, ascii_only)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-        text = report.render_plan(run, width, ascii_only=not cli.speaks_unicode(sys.stdout))
+        text = report.render_plan(run, width, ascii_only)
     sys.stdout.write(text)
 
 

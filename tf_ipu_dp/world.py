@@ -7,6 +7,7 @@ from typing import Mapping, Optional
 from tf_ipu_dp import cli
 from tf_ipu_dp.plan import LaunchedTopology
 
+_MOST = 2**20
 _POPDIST = {
     "replicas": "POPDIST_NUM_TOTAL_REPLICAS",
     "local_replicas": "POPDIST_NUM_LOCAL_REPLICAS",
@@ -60,7 +61,7 @@ def _read_hosts(environ: Mapping[str, str], instances: int) -> Optional[int]:
 
 def _count(environ: Mapping[str, str], name: str, least: int) -> int:
     text = environ[name].strip()
-    # int() would refuse numbers of thousands of digits with a traceback; no job has a count of ten.
-    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < least:
-        raise cli.UsageError(f"{name}={environ[name]!r} is not a whole number from {least} on. Start through poprun.")
+    if not (text.isascii() and text.isdigit() and len(text) <= 7) or not least <= int(text) <= _MOST:
+        shown = environ[name][:20]
+        raise cli.UsageError(f"{name}={shown!r} is not a whole number from {least} to {_MOST}. Start through poprun.")
     return int(text)

@@ -78,6 +78,19 @@ def test_an_output_that_cannot_carry_boxes_gets_ascii():
     assert done.returncode == 0 and done.stdout.isascii() and "replica 1  IPU 1" in done.stdout
 
 
+def test_a_flowchart_in_ascii():
+    flags = ("--ipus=4", "--pipeline_stages=2", "--dry_run", "--format=mermaid")
+    done = train(*flags, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout.isascii() and "IPU 2 > 3" in done.stdout
+
+
+@pytest.mark.parametrize(("target", "code", "message"), [("/dev/full", 1, "cannot be written"), ("&-", 0, "")])
+def test_an_output_that_cannot_be_written_causes_no_traceback(target, code, message):
+    command = f"{sys.executable} -m tf_ipu_dp.train --ipus=8 --dry_run >{target}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_reader_that_goes_away_causes_no_traceback():
     command = f"{sys.executable} -m tf_ipu_dp.train --ipus=8192 --micro_batch_size=1 --dry_run --json | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)

@@ -45,14 +45,18 @@ def assert_obeys_the_rules(run: planner.RunPlan) -> None:
     assert keras.steps_per_execution // batch.accumulation == epochs.device_iterations
     executions = keras.steps_per_epoch // topology.local_replicas // keras.steps_per_execution
     assert executions == epochs.executions_per_epoch
-    assert executions * epochs.device_iterations == epochs.updates_per_epoch
+    trained = epochs.updates_per_epoch if epochs.full_epochs else epochs.last_epoch_updates
+    assert executions * epochs.device_iterations == trained
+    last = keras.last_epoch_steps // topology.local_replicas // batch.accumulation
+    assert last == (epochs.last_epoch_updates or epochs.updates_per_epoch)
+    assert epochs.updates == (epochs.epochs - 1) * epochs.updates_per_epoch + last
 
     # Samples: what an epoch uses and what it drops is the data set, and less than one batch is dropped.
     assert 0 <= epochs.dropped_samples_per_epoch < batch.global_batch_size
     assert (run.dataset.train_samples - epochs.dropped_samples_per_epoch) % batch.global_batch_size == 0
-    used = epochs.updates_per_epoch * batch.global_batch_size
-    assert used + epochs.dropped_samples_per_epoch <= run.dataset.train_samples
-    assert used == keras.steps_per_epoch * batch.micro_batch_size * topology.instances
+    whole = epochs.updates_per_epoch * batch.global_batch_size
+    assert whole + epochs.dropped_samples_per_epoch == run.dataset.train_samples
+    assert trained * batch.global_batch_size == keras.steps_per_epoch * batch.micro_batch_size * topology.instances
 
     # Validation: shards are disjoint, complete, and each fits into its instance's slots.
     shards = [validation.shard(instance) for instance in range(topology.instances)]

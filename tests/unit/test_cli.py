@@ -68,6 +68,23 @@ def test_every_mistake_of_a_line_is_told():
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--ipus", "-4"], "--ipus=-4 is not possible. It takes a whole number from 1 on."),
+        (["--ipus=a: b: c"], "--ipus=a: b: c is not possible. It takes a whole number from 1 on."),
+        (["--json=maybe"], "--json=maybe is not possible. It takes true or false."),
+        (["--IPUS=8"], "--IPUS is not a flag. Did you mean --ipus?"),
+        (["--flagfile="], "--flagfile needs the path of a text file of flags."),
+        (["--json", "--flagfile"], "--flagfile needs the path of a text file of flags."),
+        (["--flagfile", "--json"], "--flagfile needs the path of a text file of flags."),
+        (["--undefok=foo", "--foo=3"], "--undefok is not a flag: unknown flags are always refused."),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence):
+    assert sentences(*words) == [sentence]
+
+
 def test_the_value_of_an_unknown_flag_is_not_a_second_mistake():
     assert sentences("--ipuss", "8") == ["--ipuss is not a flag. Did you mean --ipus?"]
 

@@ -64,7 +64,7 @@ def test_a_duration_is_epochs_or_steps(text, duration):
     assert config.parse([f"--epochs={text}"]).epochs == config.Duration(*duration)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "steps", "5 days", "", "5stepsx", "٣"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "steps", "5 days", "", "5stepsx", "٣", "9" * 5000])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(cli.UsageError, match="--epochs="):
         config.parse([f"--epochs={text}"])
@@ -75,7 +75,7 @@ def test_hosts_are_a_number_or_names(text, hosts):
     assert config.parse([f"--hosts={text}"]).hosts == config.Hosts(*hosts)
 
 
-@pytest.mark.parametrize("text", ["0", "a,,b", "a,a", "a b", ""])
+@pytest.mark.parametrize("text", ["0", "a,,b", "a,a", "a b", "", "-2", "2.5", "0x4", "nöde", "9" * 5000])
 def test_what_are_no_hosts_is_refused(text):
     with pytest.raises(cli.UsageError, match="--hosts="):
         config.parse([f"--hosts={text}"])
@@ -86,6 +86,9 @@ def test_json_and_mermaid_exclude_each_other_and_a_drawing_is_for_a_dry_run():
         config.parse(["--dry_run", "--json", "--format=mermaid"])
     with pytest.raises(cli.UsageError, match="Add --dry_run"):
         config.parse(["--format=mermaid"])
+    with pytest.raises(cli.UsageError) as caught:
+        config.parse(["--format=mermaid", "--json"])
+    assert len(caught.value.sentences) == 2
 
 
 @given(

@@ -136,7 +136,7 @@ def test_the_reference_run_over_two_stages_and_eight_replicas_has_three_executio
     assert run.batch.global_batch_size == 4096
     assert (run.epochs.updates_per_epoch, run.epochs.executions_per_epoch) == (12, 3)
     assert run.epochs.dropped_samples_per_epoch == 50_000 - 12 * 4096
-    steps = {"steps_per_execution": 32, "steps_per_epoch": 192, "last_epoch_steps": 0, "validation_steps": 64}
+    steps = {"steps_per_execution": 32, "steps_per_epoch": 192, "last_epoch_steps": 192, "validation_steps": 64}
     assert run.keras == plan.KerasSteps(**steps)
 
 
@@ -161,6 +161,10 @@ def test_without_a_batch_flag_the_accumulation_is_the_least_that_the_schedule_ta
 def test_all_problems_are_told_at_once():
     error = refusal("--ipus=6", "--instances=3", "--hosts=5")
     assert [problem.rule for problem in error.problems] == ["ipus", "instances", "hosts"]
+    twice = ("--global_batch_size=64", "--gradient_accumulation=3")
+    assert [problem.rule for problem in refusal("--ipus=6", *twice).problems] == ["ipus", "batch_twice"]
+    pipelined = refusal("--ipus=8", "--instances=3", "--pipeline_stages=2", "--gradient_accumulation=3")
+    assert [problem.rule for problem in pipelined.problems] == ["instances", "accumulation"]
     assert "Use --ipus=4 or 8." in error.sentences[0]
     assert "Use --instances=1, 2 or 4, or --ipus=8 --instances=8." in error.sentences[1]
 
@@ -181,7 +185,11 @@ def test_a_duration_in_steps_may_end_within_an_epoch_but_not_within_an_execution
 
 def test_fewer_steps_than_an_epoch_are_one_short_epoch():
     run = plan_words("--epochs=10steps", "--device_iterations=5")
-    assert (run.epochs.updates_per_epoch, run.epochs.updates, run.epochs.epochs) == (10, 10, 1)
+    assert (run.epochs.updates_per_epoch, run.epochs.updates, run.epochs.epochs) == (256, 10, 1)
+    assert run.keras.steps_per_epoch == run.keras.last_epoch_steps == 10
+    assert "Use --epochs=5steps or 10steps, or --device_iterations=1 or 7." in str(
+        refusal("--epochs=7steps", "--device_iterations=5")
+    )
 
 
 def test_samples_that_do_not_fill_a_batch_are_counted():
@@ -220,6 +228,25 @@ def test_under_poprun_a_flag_that_disagrees_is_refused_with_both_values(flag, as
     (problem,) = refusal(f"--{flag}={asked}", launched=POPRUN).problems
     assert f"--{flag}={asked}" in problem.sentence and str(real) in problem.sentence
     assert f"--{flag}={real}" in str(problem) and f"leave --{flag} out" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "per_replica", "advice"),
+    [(6, 1, "--num-replicas 4 or 8"), (2, 3, "--ipus-per-replica 2 or 4"), (6, 3, "--ipus-per-replica 2 or 4")],
+)
+def test_what_poprun_cannot_have_started_on_hardware_is_refused_in_its_own_options(replicas, per_replica, advice):
+    launched = LaunchedTopology("poprun", replicas, per_replica, replicas, 0)
+    (problem,) = refusal(launched=launched).problems
+    assert advice in str(problem) and f"= {replicas * per_replica} IPUs" in str(problem)
+
+
+def test_a_batch_too_large_for_the_data_set_keeps_as_many_replicas_as_it_can():
+    assert "Use --ipus=256, or --ipus=8192 --micro_batch_size=1." in str(refusal("--ipus=65536"))
+
+
+def test_the_largest_job_that_can_be_asked_for_is_planned_without_listing_it():
+    words = ("--ipus=1048576", "--pipeline_stages=1048576", "--pipeline_schedule=sequential")
+    assert len(plan_words(*words).topology.replica(0).ipu_ids) == 2**20
 
 
 def test_named_hosts_are_cut_to_the_number_that_works():

@@ -18,7 +18,7 @@ def test_the_table_and_the_drawing_read_like_this():
         "tf_ipu_dp 0.1.0: plan for 4 replicas on 8 IPUs\n"
         "\n"
         "Training samples     50,000  cifar10\n"
-        "IPUs                      8  2 per replica, a grouped pipeline of 2 stages\n"
+        "IPUs                      8  2 per replica, grouped pipeline of 2 stages\n"
         "Replicas                  4  2 per instance\n"
         "Instances                 2  1 per host\n"
         "Hosts                     2  a, b\n"
@@ -49,6 +49,16 @@ def test_the_table_and_the_drawing_read_like_this():
 def test_where_a_stream_cannot_carry_boxes_ascii_is_drawn():
     text = report.render_plan(plan_words("--ipus=4", "--pipeline_stages=2"), width=80, ascii_only=True)
     assert text.isascii() and "| | replica 1  IPU 2 > 3 | |" in text
+
+
+def test_a_run_of_less_than_an_epoch_says_so():
+    text = report.render_plan(plan_words("--ipus=8", "--epochs=3steps", "--micro_batch_size=30"), 100)
+    assert "Updates per epoch       34  1 update per execution" in text
+    assert "Updates in all           3  3 updates of an epoch" in text
+
+
+def test_numbers_are_not_cut_on_a_narrow_terminal():
+    assert "8,192" in report.render_plan(plan_words("--ipus=8"), 22)
 
 
 def test_idle_ipus_are_shown():
