@@ -4,7 +4,7 @@
 #   TF_IPU_DP_VENV    where the environment is, in place of .venv
 #   TF_IPU_DP_CACHE   where built wheels are kept
 
-: "${python_places:=/usr/local/bin /usr/bin /opt/*/bin ${PYENV_ROOT:-$HOME/.pyenv}/versions/*/bin $HOME/.local/bin $HOME/.local/share/uv/python/*/bin /opt/homebrew/bin}"
+: "${python_places:=/usr/local/bin /usr/bin /opt/*/bin ${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/*/bin ${HOME:-}/.local/bin ${HOME:-}/.local/share/uv/python/*/bin /opt/homebrew/bin}"
 
 # Prints "sdk" for a Python whose TensorFlow is the Poplar SDK's, "yes" for one that can make the environment, else why not.
 judge_python() {
@@ -30,6 +30,10 @@ find_python() {
         verdict=$(judge_python "$wanted")
         [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
         echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; give a Python 3.8 to 3.11, by version, command or path." >&2
+        return 1
+    fi
+    if [[ -n $wanted && " $versions " != *" $wanted "* ]]; then
+        echo "$program: TF_IPU_DP_PYTHON=$wanted does not fit; give a Python 3.8 to 3.11, by version, command or path." >&2
         return 1
     fi
     if [[ -z $wanted ]]; then
@@ -62,9 +66,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${TF_IPU_DP_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
 key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_dp/environment.py)
-$(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}"
+$(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}
+$(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)"
 python=$venv/bin/python
-if [[ ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
+if [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
     find_python || exit 1
     python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "$target" \
         --venv="$venv" --program="$program" --key="$key") || exit $?

@@ -6,6 +6,7 @@ in a child process with a time limit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -175,19 +176,21 @@ def read_probe(command: Sequence[str], limit_s: float) -> Probe:
     """Runs a program whose last line on stdout is JSON."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, errors="replace", timeout=limit_s, env=environment
-        )
+        code, out, err = _run(command, limit_s, environment)
     except subprocess.TimeoutExpired:
         return Probe(None, f"no answer within {limit_s:.0f} s")
     except OSError as error:
         return Probe(None, error.strerror or str(error))
-    if done.returncode < 0:
-        return Probe(None, f"the interpreter was ended by {signal.Signals(-done.returncode).name}")
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return Probe(None, lines[-1].strip() if lines else f"exit code {done.returncode}")
-    return Probe(json.loads(done.stdout.strip().splitlines()[-1]))
+    if code < 0:
+        return Probe(None, f"the interpreter was ended by {_signal_name(-code)}")
+    if code:
+        lines = [line for line in err.splitlines() if line.strip()]
+        return Probe(None, lines[-1].strip() if lines else f"exit code {code}")
+    try:
+        value = json.loads(out.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return Probe(None, "it ended without an answer")
+    return Probe(value)
 
 
 def _read_tool(name: str, limit_s: float) -> Probe:
@@ -195,17 +198,42 @@ def _read_tool(name: str, limit_s: float) -> Probe:
     if not path:
         return Probe(None, "not found on the PATH")
     try:
-        done = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=limit_s)
+        _, out, err = _run([path, "--version"], limit_s, dict(os.environ))
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe(None, f"{path} does not answer ({type(error).__name__})")
-    lines = (done.stdout + done.stderr).strip().splitlines()
+    lines = (out + err).strip().splitlines()
     return Probe({"path": path, "version": lines[0].strip() if lines else ""})
 
 
+def _run(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> Tuple[int, str, str]:
+    """Runs a program with all its children, and ends them all when the time is over."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, out, err
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _judge_tensorflow(probe: Probe) -> Tuple[Finding, Finding]:
-    install = "Start through launch/train, which makes an environment, or install tf_ipu_dp[host]."
+    install = "Start through launch/train, which makes an environment, or install it: pip install '.[host]'"
     if not probe.value:
-        absent = Finding("TensorFlow", False, probe.failure, install)
+        broken = (
+            "It is there but does not start. Remove this environment and start through launch/train, which makes one."
+        )
+        absent = Finding("TensorFlow", False, probe.failure, install if "No module named" in probe.failure else broken)
         return absent, Finding("Keras", False, "asked together with TensorFlow, which does not start")
     version, keras = probe.value["version"], probe.value["keras"]
     kind = "of the Poplar SDK" if probe.value["poplar"] else "stock"
@@ -279,11 +307,14 @@ def _judge_datasets(probe: Probe, environ: Mapping[str, str]) -> Finding:
     name = "tensorflow-datasets"
     if not probe.value:
         return Finding(
-            name, False, probe.failure, "Only the data set in the package can be used. Install tf_ipu_dp[host]."
+            name, False, probe.failure, "Only the package's own data can be used. To install it: pip install '.[host]'"
         )
     folder = Path(environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
-    prepared = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    prepared = [entry for entry in prepared if entry not in ("downloads", "manual")]
+    try:
+        entries = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    except OSError as error:
+        return Finding(name, False, f"{folder}: {error.strerror}", "Set TFDS_DATA_DIR to a directory that can be read.")
+    prepared = [entry for entry in entries if entry not in ("downloads", "manual")]
     return Finding(name, True, f"{probe.value['version']}, data in {folder}: {', '.join(prepared) or 'none yet'}")
 
 

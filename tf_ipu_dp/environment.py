@@ -19,6 +19,7 @@ import configparser
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import importlib.util
 import json
 import math
@@ -48,7 +49,7 @@ for word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done
 exec cmake "$@"
 """
 _STATE = "tf_ipu_dp.json"
-_MARK = "tf_ipu_dp.installing"
+_ROOT = Path(__file__).resolve().parent.parent
 _LOG = "install.log"
 _NO_NETWORK = re.compile(
     r"(NewConnectionError|ConnectTimeoutError|NameResolutionError|ProxyError|ReadTimeoutError|Connection refused|"
@@ -58,6 +59,10 @@ _NO_NETWORK = re.compile(
 
 class SetupError(Exception):
     """The environment cannot be made. The text is one sentence for the user, with what to do."""
+
+
+class KilledError(SetupError):
+    """A command was ended in the middle, and may have left things half done."""
 
 
 class Status:
@@ -105,6 +110,9 @@ def main(words: Sequence[str]) -> int:
     except SetupError as problem:
         status.say(str(problem))
         return 1
+    except OSError as error:
+        status.say(f"the environment cannot be made: {error}. Mend that, or set TF_IPU_DP_VENV to another directory.")
+        return 1
     except KeyboardInterrupt:
         status.say("interrupted; the next start begins the installation again.")
         return 130
@@ -115,16 +123,28 @@ def main(words: Sequence[str]) -> int:
 def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
     """Returns a Python that has what the target needs; installs what is missing."""
     if has_poplar_tensorflow():
-        _add_to_sdk(target, status)
+        if _missing_in_sdk(target):
+            with _lock(_shared_lock(), status):
+                _add_to_sdk(target, status)
         return Path(sys.executable)
     if venv is None:
         if target != "distributed":
             raise SetupError(f"an environment for {target!r} is made by launch/; here only 'distributed' can be added.")
-        _install_horovod(Path(sys.executable), _log_dir_in_cache(), status)
+        with _lock(_shared_lock(), status):
+            _install_horovod(Path(sys.executable), cache_dir(), status)
         return Path(sys.executable)
     venv = venv.absolute()
-    with _lock(venv, status):
-        return _make_venv(target, venv, key, status)
+    if not _is_whole(venv, target):
+        with _lock(_beside(venv, "lock"), status):
+            if not _is_whole(venv, target):
+                _make_venv(target, venv, status)
+    # A clone that has moved or shares its environment says anew where it is; what cannot be written is not needed.
+    with contextlib.suppress(OSError):
+        _point_to_clone(venv)
+        for name in TARGETS:
+            if key and _is_whole(venv, name):
+                _write(venv / f"ready-{name}", key)
+    return venv / "bin" / "python"
 
 
 def has_poplar_tensorflow() -> bool:
@@ -136,7 +156,7 @@ def has_poplar_tensorflow() -> bool:
 
 def is_own(venv: Path) -> bool:
     """Whether an environment was made, whole, by this module."""
-    return bool(_read_state(venv)) and not (venv / _MARK).exists()
+    return bool(_read_state(venv)) and not _beside(venv, "installing").exists()
 
 
 def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
@@ -153,101 +173,110 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TF_IPU_DP_CACHE") or Path(base) / "tf_ipu_dp")
 
 
-def _log_dir_in_cache() -> Path:
-    """Returns where the log of an installation goes that is not into an environment of ours."""
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(
-            f"{cache_dir()} cannot be written ({error.strerror}). Set TF_IPU_DP_CACHE to a directory that can."
-        ) from error
-    return cache_dir()
-
-
-def _make_venv(target: str, venv: Path, key: str, status: Status) -> Path:
-    root = Path(__file__).resolve().parent.parent
-    python = venv / "bin" / "python"
-    fingerprint = _fingerprint(root)
-    version = ".".join(platform.python_version_tuple()[:2])
+def _is_whole(venv: Path, target: str) -> bool:
+    """Whether nothing is to be done: made by us, for this version of the project, with all that the target needs."""
     state = _read_state(venv)
-    wanted = sorted({*state.get("extras", []), *TARGETS[target]})
+    return (
+        is_own(venv)
+        and (venv / "bin" / "python").exists()
+        and state.get("fingerprint") == _fingerprint()
+        and state.get("python") == _python_version()
+        and set(TARGETS[target]) <= set(state.get("extras", ()))
+    )
 
-    if venv.exists() and not (state or (venv / _MARK).exists()):
+
+def _make_venv(target: str, venv: Path, status: Status) -> None:
+    """Makes the environment, or adds to it. While the mark is beside it, it is not whole, whatever happens."""
+    mark = _beside(venv, "installing")
+    state = _read_state(venv)
+    if not state and not mark.exists() and venv.exists() and any(venv.iterdir()):
         raise SetupError(
             f"{venv} is there but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
         )
-    if (venv / _MARK).exists():
+    if mark.exists():
         status.say(f"the last installation into {venv.name} did not finish; starting it again.")
         state = {}
-    elif state and state.get("python") != version:
-        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {version}.")
+    elif state and not (venv / "bin" / "python").exists():
+        status.say(f"the Python that {venv.name} was made with is gone; making it again.")
         state = {}
-    if state.get("fingerprint") != fingerprint or state.get("extras") != wanted:
-        _install(root, venv, wanted, bool(state), status)
-        state = {"fingerprint": fingerprint, "extras": wanted, "python": version}
-        _write(venv / _STATE, json.dumps(state))
-        (venv / _MARK).unlink()
-    for name, extras in TARGETS.items():
-        if key and set(extras) <= set(wanted):
-            _write(venv / f"ready-{name}", key)
-    return python
+    elif state and state.get("python") != _python_version():
+        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {_python_version()}.")
+        state = {}
+    extras = sorted({*state.get("extras", ()), *TARGETS[target]})
+    mark.touch()
+    try:
+        _install(venv, extras, state.get("extras"), status)
+    except KilledError:
+        raise
+    except SetupError:
+        if state:
+            mark.unlink()  # pip has refused before it changed anything: what was whole still is
+        raise
+    _write(venv / _STATE, json.dumps({"fingerprint": _fingerprint(), "extras": extras, "python": _python_version()}))
+    mark.unlink()
 
 
-def _install(root: Path, venv: Path, extras: Sequence[str], reuse: bool, status: Status) -> None:
+def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]], status: Status) -> None:
+    """Installs the extras; `present` are those of an environment that is whole and only grows, None for a new one."""
     python = venv / "bin" / "python"
-    if "distributed" in extras:
+    if "distributed" in extras and not (present and "distributed" in present) and not _horovod_shelves("*"):
         _require_compiler()
-    base = Path(sys.executable).resolve() if sys.prefix != sys.base_prefix else Path(sys.executable)
     started = time.monotonic()
-    if not reuse:
-        status.say(f"making {venv} with Python {platform.python_version()}.")
-        shutil.rmtree(venv, ignore_errors=True)
-        venv.mkdir(parents=True)
-    (venv / _MARK).touch()
     for ready in venv.glob("ready-*"):
         ready.unlink()
-    if not reuse:
-        # This may be the old environment's own Python, a link that has just been removed.
+    if present is None:
+        # This may be the old environment's own Python, a link that is about to be removed.
+        base = Path(sys.executable).resolve() if sys.prefix != sys.base_prefix else Path(sys.executable)
+        status.say(f"making {venv} with Python {platform.python_version()}.")
+        shutil.rmtree(venv, ignore_errors=True)
+        venv.mkdir(parents=True, exist_ok=True)
         _run([str(base), "-m", "venv", str(venv)], venv, status, "Making the virtual environment")
-        site = next((venv / "lib").glob("python3*/site-packages"))
-        _write(site / "tf_ipu_dp.pth", f"{root}\n")
-
-    wanted = [line for line in requirements(root / "setup.cfg", extras) if not line.startswith("horovod")]
-    constraints = root / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
-    if reuse:
-        status.say(f"adding what {venv.name} lacks.")
-    else:
+        _point_to_clone(venv)
         status.say("installing TensorFlow and what goes with it (about 250 MB; 1 to 3 minutes).")
+    else:
+        status.say(f"adding what {venv.name} lacks.")
+    wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not line.startswith("horovod")]
+    constraints = _ROOT / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
     _pip(python, ["install", "-c", str(constraints), *wanted], venv, status, "Installing the packages")
     status.doing("starting TensorFlow once")
     _run([str(python), "-c", "import tensorflow"], venv, status, "Starting TensorFlow")
     if "distributed" in extras:
         _install_horovod(python, venv, status)
-    subprocess.run(
-        [str(python), "-m", "compileall", "-q", str(root / "tf_ipu_dp")], check=False, stdout=subprocess.DEVNULL
-    )
+    compiling = [str(python), "-m", "compileall", "-q", str(_ROOT / "tf_ipu_dp")]
+    subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
     status.say(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
+
+
+def _point_to_clone(venv: Path) -> None:
+    """Lets the environment find the package in this clone, from any directory."""
+    path = next((venv / "lib").glob("python3*/site-packages")) / "tf_ipu_dp.pth"
+    line = f"{_ROOT}\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != line:
+        _write(path, line)
+
+
+def _missing_in_sdk(target: str) -> List[str]:
+    extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint")]
+    wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not _is_for_other_python(line)]
+    return [line for line in wanted if not _is_installed(_name(line))]
 
 
 def _add_to_sdk(target: str, status: Status) -> None:
     """Adds missing packages to a Poplar SDK environment; every installed version is held where it is."""
-    root = Path(__file__).resolve().parent.parent
-    extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint")]
-    wanted = requirements(root / "setup.cfg", extras)
-    names = [_name(line) for line in wanted if not _is_for_other_python(line)]
-    missing = [name for name in names if not _is_installed(name)]
+    importlib.invalidate_caches()
+    missing = _missing_in_sdk(target)
     if not missing:
         return
-    status.say(f"the Poplar SDK's environment lacks {', '.join(missing)}; adding that, changing nothing that is there.")
-    log_dir = _log_dir_in_cache()
+    names = ", ".join(map(_name, missing))
+    status.say(f"the Poplar SDK's environment lacks {names}; adding that, changing nothing that is there.")
     with tempfile.TemporaryDirectory() as scratch:
         listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
         installed = subprocess.run(listing, check=False, capture_output=True, text=True).stdout.splitlines()
         held = Path(scratch, "held.txt")
         # The SDK's wheels may carry what pip takes for no version (2.6.3+gc3.3.0+251582); nothing asks for those.
         _write(held, "\n".join(line for line in installed if re.fullmatch(r"[\w.-]+==[\w.!]+(\+[\w.]+)?", line)))
-        words = ["install", "-c", str(held), *(line for line in wanted if _name(line) in missing)]
-        _pip(Path(sys.executable), words, log_dir, status, "Adding to the SDK's environment")
+        words = ["install", "-c", str(held), *missing]
+        _pip(Path(sys.executable), words, cache_dir(), status, "Adding to the SDK's environment")
 
 
 def _name(requirement: str) -> str:
@@ -273,13 +302,23 @@ def _install_horovod(python: Path, log_dir: Path, status: Status) -> None:
     _run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Starting Horovod")
 
 
+def _horovod_shelves(tensorflow: str) -> List[Path]:
+    """Returns the wheels in the cache for this Python, Horovod and MPI, and for a TensorFlow, or for any (*)."""
+    pattern = f"{_shelf_name(tensorflow)}/horovod-*.whl"
+    return sorted((cache_dir() / "wheels").glob(pattern))
+
+
+def _shelf_name(tensorflow: str) -> str:
+    python, horovod = f"python{platform.python_version()}", HOROVOD.replace("==", "")
+    return "-".join([python, f"tensorflow{tensorflow}", horovod, _mpi_version(), platform.machine()])
+
+
 def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
     """Returns the wheel for this Python, TensorFlow, Horovod and MPI: from the cache, or built into it."""
     tensorflow = _tensorflow_version(python)
     mpi = _mpi_version()
-    versions = (f"python{platform.python_version()}", f"tensorflow{tensorflow}", HOROVOD.replace("==", ""), mpi)
-    shelf = cache_dir() / "wheels" / "-".join([*versions, platform.machine()])
-    found = sorted(shelf.glob("horovod-*.whl"))
+    shelf = cache_dir() / "wheels" / _shelf_name(tensorflow)
+    found = _horovod_shelves(tensorflow)
     if found:
         status.say(f"taking Horovod from {shelf}.")
         return found[0]
@@ -356,18 +395,33 @@ def _mpi_version() -> str:
 
 def _require_compiler() -> None:
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    if not any(name and shutil.which(name) for name in names):
+    if not any(name and shutil.which(name.split()[0]) for name in names):
         raise SetupError(
             "Horovod is compiled on this machine, and there is no C++ compiler (CXX, c++, g++ and clang++ were tried). "
             "Install one, for example with apt-get install g++."
         )
 
 
-def _fingerprint(root: Path) -> str:
+def _fingerprint() -> str:
+    """Stands for all that decides what is installed."""
     digest = hashlib.sha256()
-    for path in (root / "setup.cfg", *sorted((root / "launch" / "constraints").glob("*.txt")), Path(__file__)):
+    for path in (_ROOT / "setup.cfg", *sorted((_ROOT / "launch" / "constraints").glob("*.txt")), Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _python_version() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def _beside(venv: Path, what: str) -> Path:
+    """Returns a file beside an environment, which outlives its removal."""
+    return venv.with_name(f"{venv.name}.{what}")
+
+
+def _shared_lock() -> Path:
+    """Returns the lock of the environment that this very Python belongs to, which we did not make."""
+    return cache_dir() / f"{hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]}.lock"
 
 
 def _read_state(venv: Path) -> Dict[str, Any]:
@@ -386,21 +440,21 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _lock(venv: Path, status: Status) -> Iterator[None]:
+def _lock(path: Path, status: Status) -> Iterator[None]:
     """Lets one start at a time install. pip inherits the lock, so that it outlives a start that was killed."""
     try:
-        venv.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(venv.with_name(f"{venv.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise SetupError(
-            f"{venv.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV to a directory that can, "
-            f"for example TF_IPU_DP_VENV={cache_dir() / 'venv'}."
+            f"{path.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE to "
+            f"directories that can, for example TF_IPU_DP_VENV={Path(tempfile.gettempdir()) / 'tf_ipu_dp' / 'venv'}."
         ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            status.say(f"another start is installing into {venv}; waiting for it.")
+            status.say("another start is installing into this environment; waiting for it.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         os.set_inheritable(handle, True)
         yield
@@ -449,7 +503,7 @@ def _run(
             f"(https_proxy) or pip's index settings and start again; details are in {log_path}."
         )
     if process.returncode < 0:
-        raise SetupError(f"{what} was ended by signal {-process.returncode}; details: {log_path}. Start again.")
+        raise KilledError(f"{what} was ended by signal {-process.returncode}; details: {log_path}. Start again.")
     errors = [line for line in lines if re.match(r"(\w*Error\b|ERROR:|error:)", line)]
     detail = (errors or [line for line in lines if line] or ["it said nothing"])[-1]
     raise SetupError(f"{what} failed: {detail.rstrip('.')}. The whole output is in {log_path}.")

@@ -292,7 +292,7 @@ def _examine_launched(draft: _Draft, config: TrainConfig, launched: LaunchedTopo
         )
         draft.refuse(
             "ipus",
-            f"{launched.launcher} started {launched.replicas} replicas x {per_replica} IPUs = {ipus} IPUs, but they come "
+            f"{launched.launcher} started {launched.replicas} replicas x {per_replica} IPUs = {ipus}, but IPUs come "
             f"in powers of two. Start it with {option} {cli.alternatives(_powers_around(value))}.",
             list,
         )

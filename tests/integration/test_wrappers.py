@@ -16,6 +16,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+UNREACHABLE = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_EXTRA_INDEX_URL": None,
+    "PIP_FIND_LINKS": None,
+    "PIP_NO_CACHE_DIR": "1",
+}
 OURS = ("VIRTUAL_ENV", "PYTHONPATH", "POPLAR_SDK_ENABLED", "TF_IPU_DP_VENV", "TF_IPU_DP_PYTHON")
 
 
@@ -58,6 +65,8 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     assert not (clone / ".venv" / "ready-run").exists()
+    # As if it had been killed while it removed an older environment.
+    shutil.rmtree(clone / ".venv" / "bin")
 
     # Two starts at once: one repairs, the other waits, both show the plan.
     both = [start(clone, "train", "--ipus=8", "--dry_run") for _ in range(2)]
@@ -70,6 +79,36 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
 
     # Nothing changed: nothing is said, from any directory.
     assert run(clone, "train", "--ipus=8", "--dry_run")[2] == ""
+
+    # Nor where almost nothing is set.
+    bare = subprocess.run(
+        [str(clone / "launch" / "train"), "--ipus=8", "--dry_run"], env={"PATH": os.environ["PATH"]}, cwd="/",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (bare.returncode, bare.stderr) == (0, "")
+
+    # An update that cannot be had leaves the environment as it is.
+    pins = clone / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
+    before = pins.read_text(encoding="utf-8")
+    pins.write_text(re.sub(r"(?m)^rich==.*", "rich==13.7.0", before), encoding="utf-8")
+    for _ in range(2):
+        code, _, err = run(clone, "train", "--dry_run", **UNREACHABLE)
+        assert code == 1 and "the package index cannot be reached" in err and "making" not in err
+    pins.write_text(before, encoding="utf-8")
+    assert run(clone, "train", "--ipus=8", "--dry_run")[::2] == (0, "")
+
+    # Another clone may share the environment and still runs its own code; a link to the wrapper does as well.
+    other = clone.with_name("other")
+    shutil.copytree(clone, other, ignore=LEFT_OUT)
+    init = other / "tf_ipu_dp" / "__init__.py"
+    init.write_text(re.sub('"0.1.0"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
+    (other / "link").symlink_to(other / "launch" / "train")
+    shared = surroundings(TF_IPU_DP_VENV=str(clone / ".venv"))
+    done = subprocess.run(
+        [str(other / "link"), "--dry_run"], env=shared, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.startswith("tf_ipu_dp 9.9.9"), done.stderr
+    assert run(clone, "train", "--dry_run")[1].startswith("tf_ipu_dp 0.1.0")
 
     # Nor is it made again where it is activated, whichever other Pythons there are.
     activated = {"VIRTUAL_ENV": str(clone / ".venv"), "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}"}
@@ -89,10 +128,7 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
 
 @pytest.mark.slow
 def test_an_unreachable_index_is_one_sentence_and_leaves_nothing_that_would_be_used(clone, tmp_path):
-    code, out, err = run(
-        clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), PIP_INDEX_URL="http://127.0.0.1:9/",
-        PIP_CONFIG_FILE=os.devnull, PIP_EXTRA_INDEX_URL=None, PIP_FIND_LINKS=None, PIP_NO_CACHE_DIR="1",
-    )  # fmt: skip
+    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **UNREACHABLE)
     assert code == 1 and not out
     assert "launch/train: the package index cannot be reached" in err.splitlines()[-1]
     assert not (tmp_path / "venv" / "ready-run").exists()
@@ -110,13 +146,13 @@ def test_an_environment_that_is_not_ours_is_left_alone(clone, tmp_path):
 def test_a_place_that_cannot_be_written_is_one_sentence(clone):
     code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV="/proc/tf_ipu_dp/venv")
     assert code == 1 and len(err.splitlines()) == 1
-    assert "/proc/tf_ipu_dp cannot be written" in err and "Set TF_IPU_DP_VENV to a directory that can" in err
+    assert "/proc/tf_ipu_dp cannot be written" in err and "Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE" in err
 
 
 def test_a_machine_without_a_suitable_python_gets_one_sentence(clone, tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("bash", "env", "dirname", "cksum"):
+    for name in ("bash", "env", "dirname", "cksum", "readlink"):
         (tools / name).symlink_to(shutil.which(name))
     (tools / "python3").write_text("#!/bin/sh\necho 'is Python 3.12'\n", encoding="utf-8")
     (tools / "python3").chmod(0o755)
@@ -134,6 +170,12 @@ def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone):
         "launch/train: TF_IPU_DP_PYTHON=/bin/false does not start; "
         "give a Python 3.8 to 3.11, by version, command or path.\n"
     )
+
+
+def test_a_version_that_does_not_fit_gets_the_same_sentence(clone):
+    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="3.12")
+    assert code == 1
+    assert err.startswith("launch/train: TF_IPU_DP_PYTHON=3.12 does not fit; give a Python 3.8 to 3.11")
 
 
 def make_sdk_environment(path, **options):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,27 @@ def test_prepared_data_sets_are_listed(tmp_path):
     assert findings["tensorflow-datasets"].detail == f"4.9.3, data in {tmp_path}: mnist"
 
 
+def test_a_tensorflow_that_is_there_and_broken_is_not_advised_to_be_installed():
+    _, findings, _ = judge(tensorflow=Probe(None, "the interpreter was ended by SIGILL"))
+    assert findings["TensorFlow"].advice.startswith("It is there but does not start.")
+
+
+def test_children_of_a_child_that_hangs_end_with_it(tmp_path):
+    mark = tmp_path / "pid"
+    code = f"""
+import pathlib, subprocess
+child = subprocess.Popen(["sleep", "200"])
+pathlib.Path({str(mark)!r}).write_text(str(child.pid))
+child.wait()
+"""
+    assert probe(code, 2.0).failure == "no answer within 2 s"
+    status = Path("/proc", mark.read_text(encoding="utf-8"), "stat")
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text(encoding="utf-8").split(")")[1].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_the_json_says_the_same_as_the_table():
     _, findings, diagnosis = judge(tensorflow=STOCK)
     value = json.loads(doctor.render_json(diagnosis))
@@ -102,4 +125,7 @@ def test_a_child_that_crashes_hangs_or_fails_is_a_reason_and_not_a_crash():
     assert probe("import os; os.abort()") == Probe(None, "the interpreter was ended by SIGABRT")
     assert probe("while True: pass", 0.5) == Probe(None, "no answer within 0 s")
     assert probe("import no_such_module") == Probe(None, "ModuleNotFoundError: No module named 'no_such_module'")
+    assert probe("import os; os._exit(0)") == Probe(None, "it ended without an answer")
+    assert probe("print('no JSON')") == Probe(None, "it ended without an answer")
+    assert probe("import os; os.kill(os.getpid(), 40)") == Probe(None, "the interpreter was ended by signal 40")
     assert doctor.read_probe(["/no/such/program"], 1.0) == Probe(None, "No such file or directory")

@@ -237,7 +237,7 @@ def test_under_poprun_a_flag_that_disagrees_is_refused_with_both_values(flag, as
 def test_what_poprun_cannot_have_started_on_hardware_is_refused_in_its_own_options(replicas, per_replica, advice):
     launched = LaunchedTopology("poprun", replicas, per_replica, replicas, 0)
     (problem,) = refusal(launched=launched).problems
-    assert advice in str(problem) and f"= {replicas * per_replica} IPUs" in str(problem)
+    assert advice in str(problem) and f"= {replicas * per_replica}, but" in str(problem)
 
 
 def test_a_batch_too_large_for_the_data_set_keeps_as_many_replicas_as_it_can():
