@@ -284,9 +284,7 @@ def _judge_emulator(tensorflow: Finding, keras: Finding, probe: Probe) -> Findin
         return Finding(name, False, "needs TensorFlow with Keras 2")
     if probe.value and probe.value["poplar"]:
         return Finding(name, None, "not needed beside the Poplar SDK's TensorFlow")
-    whole = (Path(__file__).parent / "emulator" / "ipu" / "ipu_strategy.py").exists()
-    detail = "this TensorFlow can carry it"
-    return Finding(name, True, detail if whole else f"{detail}; version {__version__} has no models on it yet")
+    return Finding(name, True, "this TensorFlow can carry it")
 
 
 def _judge_horovod(probe: Probe) -> Finding:

@@ -156,9 +156,8 @@ def test_a_machine_without_a_suitable_python_gets_one_sentence(clone, tmp_path):
         (tools / name).symlink_to(shutil.which(name))
     (tools / "python3").write_text("#!/bin/sh\necho 'is Python 3.12'\n", encoding="utf-8")
     (tools / "python3").chmod(0o755)
-    code, out, err = run(
-        clone, "train", "--dry_run", PATH=str(tools), TF_IPU_DP_PYTHON=None, python_places=str(tmp_path)
-    )
+    nothing = {"PATH": str(tools), "TF_IPU_DP_PYTHON": None, "python_places": str(tmp_path)}
+    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **nothing)
     assert code == 1 and not out and len(err.splitlines()) == 1
     assert "no Python 3.8 to 3.11 was found (python3 is Python 3.12)" in err and "TF_IPU_DP_PYTHON" in err
 
