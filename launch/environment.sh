@@ -65,9 +65,10 @@ program=launch/${0##*/}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${TF_IPU_DP_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
+# Reading the file back drops newlines at its end, so the key has none there.
 key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_dp/environment.py)
-$(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}
-$(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)"
+$(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)
+$(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}."
 python=$venv/bin/python
 if [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
     find_python || exit 1

@@ -77,8 +77,13 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     assert said.count("did not finish; starting it again") == 1 and said.count("is ready after") == 1
     assert said.count("waiting for it") == 1
 
-    # Nothing changed: nothing is said, from any directory.
+    # Nothing changed: nothing is said, from any directory, and no Python is started but the one that trains.
     assert run(clone, "train", "--ipus=8", "--dry_run")[2] == ""
+    traced = subprocess.run(
+        ["bash", "-x", str(clone / "launch" / "train"), "--help"], env=surroundings(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert traced.returncode == 0 and "find_python" not in traced.stderr and "tf_ipu_dp.train" in traced.stderr
 
     # Nor where almost nothing is set.
     bare = subprocess.run(
