@@ -3,7 +3,8 @@
 Replicas of one process are not copies. Their micro batches run one after the other through the same variables, and
 what differs between replicas is put in order around them: gradients are added up and applied once, and statistics that
 a forward pass moves (batch normalisation) start from the same values for each replica and then keep the mean. The loops
-are loops of the graph, so tracing does not grow with replicas, accumulation or steps, and memory does not grow either.
+are loops of the graph, so tracing does not grow with replicas, accumulation or steps; and each runs one iteration at a
+time, so memory does not grow either.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         variables = model.trainable_variables
         total = [tf.zeros_like(variable) for variable in variables]
         for _ in _times(shape.accumulation):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             total = _step_of_all_replicas(model, iterator, shape.replicas, total)
             model._train_counter.assign_add(1)
         if shape.mean:
@@ -46,6 +48,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     @tf.function
     def train_function(iterator: Any) -> Dict[str, Any]:
         for _ in _times(shape.steps // shape.accumulation):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             if shape.replicas * shape.accumulation == 1:
                 update_at_once(iterator)
             else:
@@ -109,6 +112,7 @@ def _step_of_all_replicas(model: Any, iterator: Any, replicas: int, total: List[
     start = [tf.identity(variable) for variable in moving]
     sums = [tf.zeros_like(variable) for variable in moving]
     for _ in _times(replicas):
+        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
         for variable, value in zip(moving, start):
             variable.assign(value)
         gradients = strategy.run(micro_step, args=(model, next(iterator)))
