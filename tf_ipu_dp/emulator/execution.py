@@ -3,8 +3,9 @@
 Replicas of one process are not copies. Their micro batches run one after the other through the same variables, and
 what differs between replicas is put in order around them: gradients are added up and applied once, and statistics that
 a forward pass moves (batch normalisation) start from the same values for each replica and then keep the mean. The loops
-are loops of the graph, so tracing does not grow with replicas, accumulation or steps; and each runs one iteration at a
-time, so memory does not grow either.
+are loops of the graph, so tracing does not grow with replicas, accumulation or steps. Each runs one iteration at a
+time: that bounds memory and costs speed. ResNet-20 on 8 replicas, alternating in one run on 2 cores, medians of 7:
+0.99 x plain Keras at 588 MiB this way, 1.09 x at 660 MiB with TensorFlow's default of 10 (plain Keras: 543 MiB).
 """
 
 from __future__ import annotations
