@@ -500,7 +500,7 @@ def _plan_validation(samples: int, topology: Topology, batch: Batch, steps_per_e
 
 
 def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topology, batch: Batch) -> Iterator[Fix]:
-    """The largest batch that still fits, by one flag alone where that is possible, else the smallest job there is."""
+    """The largest batch that still fits, by one flag alone where that is possible, else by several."""
     samples, replicas = dataset.train_samples, topology.replicas
     unit = accumulation_unit(topology.pipeline_stages, topology.pipeline_schedule)
     most = samples // (batch.micro_batch_size * replicas) // unit * unit

@@ -53,6 +53,34 @@ def run(clone, command, *words, **changes):
     return process.returncode, out, err
 
 
+def check_that_another_clone_runs_its_own_code(clone):
+    # Another clone may share the environment and still runs its own code; a link to the wrapper does as well.
+    other = clone.with_name("other")
+    shutil.copytree(clone, other, ignore=LEFT_OUT)
+    init = other / "tf_ipu_dp" / "__init__.py"
+    init.write_text(re.sub('"0.1.0"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
+    (other / "link").symlink_to(other / "launch" / "train")
+    shared = surroundings(TF_IPU_DP_VENV=str(clone / ".venv"))
+    done = subprocess.run(
+        [str(other / "link"), "--dry_run"], env=shared, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.startswith("tf_ipu_dp 9.9.9"), done.stderr
+    assert run(clone, "train", "--dry_run")[1].startswith("tf_ipu_dp 0.1.0")
+
+
+def check_that_more_than_one_instance_gets_horovod(clone):
+    # One instance has needed no Horovod so far; more than one gets it, from the cache or built.
+    installed = [
+        str(clone / ".venv" / "bin" / "python"),
+        "-c",
+        "import importlib.util as u; print(u.find_spec('horovod'))",
+    ]
+    assert subprocess.run(installed, check=True, capture_output=True, text=True).stdout == "None\n"
+    code, _, err = run(clone, "train", "--ipus=2", "--instances=2")
+    assert code == 1 and "Horovod" in err and err.endswith("Add --dry_run to see the plan.\n"), err
+    assert subprocess.run(installed, check=True, capture_output=True, text=True).stdout != "None\n"
+
+
 @pytest.mark.slow
 def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(clone):
     # Interrupted while packages are being installed: killed, with no chance to clean up.
@@ -102,22 +130,13 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     pins.write_text(before, encoding="utf-8")
     assert run(clone, "train", "--ipus=8", "--dry_run")[::2] == (0, "")
 
-    # Another clone may share the environment and still runs its own code; a link to the wrapper does as well.
-    other = clone.with_name("other")
-    shutil.copytree(clone, other, ignore=LEFT_OUT)
-    init = other / "tf_ipu_dp" / "__init__.py"
-    init.write_text(re.sub('"0.1.0"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
-    (other / "link").symlink_to(other / "launch" / "train")
-    shared = surroundings(TF_IPU_DP_VENV=str(clone / ".venv"))
-    done = subprocess.run(
-        [str(other / "link"), "--dry_run"], env=shared, cwd="/", capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stdout.startswith("tf_ipu_dp 9.9.9"), done.stderr
-    assert run(clone, "train", "--dry_run")[1].startswith("tf_ipu_dp 0.1.0")
+    check_that_another_clone_runs_its_own_code(clone)
 
     # Nor is it made again where it is activated, whichever other Pythons there are.
     activated = {"VIRTUAL_ENV": str(clone / ".venv"), "PATH": f"{clone}/.venv/bin:{os.environ['PATH']}"}
     assert run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_PYTHON=None, **activated)[::2] == (0, "")
+
+    check_that_more_than_one_instance_gets_horovod(clone)
 
     # The same environment grows for the tests. With a cached wheel Horovod is not built again.
     code, out, err = run(clone, "test", "tests/unit/test_cli.py", "-q")

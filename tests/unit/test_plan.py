@@ -10,9 +10,6 @@ from plan_rules import assert_obeys_the_rules
 from tf_ipu_dp import cli, config, plan
 from tf_ipu_dp.plan import LaunchedTopology
 
-MINI = config.DATASETS["fashion_mini"]
-CIFAR = config.DATASETS["cifar10"]
-
 POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
 COUNTS = st.one_of(POWERS, st.integers(1, 40))
 CONFIGS = st.fixed_dictionaries(
