@@ -1,20 +1,31 @@
-"""One execution of a Keras model on an emulated device: S micro batches on each of L time-sliced replicas, one graph.
+"""One execution of a Keras model on an emulated device: S micro batches on each of L local replicas.
 
-Replicas of one process are not copies. Their micro batches run one after the other through the same variables, and
-what differs between replicas is put in order around them: gradients are added up and applied once, and statistics that
-a forward pass moves (batch normalisation) start from the same values for each replica and then keep the mean. The loops
-are loops of the graph, so tracing does not grow with replicas, accumulation or steps. Each runs one iteration at a
-time: that bounds memory and costs speed. ResNet-20 on 8 replicas, alternating in one run on 2 cores, medians of 7:
-0.99 x plain Keras at 588 MiB this way, 1.09 x at 660 MiB with TensorFlow's default of 10 (plain Keras: 543 MiB).
+Replicas are sliced where they can be (see `replicas`): their micro batches run through the same variables, and what
+differs between replicas is put in order around them. Gradients are added up and applied once. Metrics are kept per
+replica. Other variables that a forward pass changes (batch normalisation) start from the same values for each replica;
+then the mean of the floats is kept, and the first replica's value of the rest. A model whose replicas need each other's
+values runs its replicas together instead.
+
+Loops are loops of the graph, so tracing does not grow with replicas, accumulation or steps. Two micro batches are in
+flight at a time, while everything that has an effect keeps the order of the steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.framework import auto_control_deps_utils
+
+from tf_ipu_dp.emulator import replicas
+
+_IN_FLIGHT = 2
+_BANKS = "_ipu_emulator_metric_banks"
+# Random operations draw from streams of their own, which have no order that a program could rely on.
+_UNORDERED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "VarHandleOp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,77 +36,195 @@ class Shape:
     replicas: int
     accumulation: int = 1
     mean: bool = False
+    metrics: str = "NONE"
+    generation: int = 0
 
 
 def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
-    """Returns the traced function of an execution that trains: iterator in, logs out."""
-    strategy = model.distribute_strategy
+    """Returns the function of an execution that trains: iterator in, logs out."""
 
-    def update_at_once(iterator: Any) -> None:
-        strategy.run(_train, args=(model, next(iterator)))
-        model._train_counter.assign_add(1)
-
-    def update_accumulated(iterator: Any) -> None:
-        variables = model.trainable_variables
-        total = [tf.zeros_like(variable) for variable in variables]
-        for _ in _times(shape.accumulation):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            total = _step_of_all_replicas(model, iterator, shape.replicas, total)
-            model._train_counter.assign_add(1)
-        if shape.mean:
-            total = [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total]
-        strategy.run(_update, args=(model, total, variables))
-
-    @tf.function
-    def train_function(iterator: Any) -> Dict[str, Any]:
-        for _ in _times(shape.steps // shape.accumulation):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+    def train(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
+        def update(number: Any) -> List[Any]:
+            del number
             if shape.replicas * shape.accumulation == 1:
-                update_at_once(iterator)
+                _as_replica(model, model.train_step, next(iterator))
+                model._train_counter.assign_add(1)
             else:
-                update_accumulated(iterator)
-        return metric_results(model)
+                _apply(model, _accumulate(model, iterator, shape, metrics), metrics.together)
+            return []
 
-    return train_function
+        _repeat(shape.steps // shape.accumulation, update)
+        return metrics.logs()
+
+    return _Execution(model, shape, train)
 
 
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
-    """Returns the traced function of an execution that evaluates."""
+    """Returns the function of an execution that evaluates."""
 
-    @tf.function
-    def test_function(iterator: Any) -> Dict[str, Any]:
-        for _ in _times(shape.steps * shape.replicas):
-            model.test_step(next(iterator))
+    def test(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
+        def step(number: Any) -> List[Any]:
+            with metrics.of_replica(number):
+                _as_replica(model, model.test_step, next(iterator))
+            return []
+
+        _repeat(shape.steps * metrics.slices, step, in_flight=_IN_FLIGHT)
         model._test_counter.assign_add(shape.steps)
-        return metric_results(model)
+        return metrics.logs()
 
-    return test_function
+    return _Execution(model, shape, test)
 
 
 def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
-    """Returns the traced function of an execution that predicts; the micro batches come back joined, in order."""
+    """Returns the function of an execution that predicts; the micro batches come back joined, in order."""
 
-    @tf.function
-    def predict_function(iterator: Any) -> Any:
+    def predict(iterator: Any, metrics: _Metrics) -> Any:
         model._predict_counter.assign_add(shape.steps)
-        first = model.predict_step(next(iterator))
-        count = shape.steps * shape.replicas
-        if count == 1:
-            return first
-        signature = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), first)
-        rest = tf.map_fn(
-            lambda _: model.predict_step(next(iterator)),
-            tf.range(count - 1),
-            fn_output_signature=signature,
-            parallel_iterations=1,
-        )
-        return tf.nest.map_structure(_join, first, rest)
 
-    return predict_function
+        def step(number: Any) -> Any:
+            with metrics.of_replica(number):
+                return _as_replica(model, model.predict_step, next(iterator))
+
+        first = step(tf.constant(0))
+        if shape.steps * shape.replicas == 1:
+            return first
+        stacked = [output[tf.newaxis] for output in tf.nest.flatten(first)]
+        count = shape.steps * metrics.slices
+        if count > 1:
+            signature = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), first)
+            rest = tf.map_fn(step, tf.range(1, count), fn_output_signature=signature, parallel_iterations=1)
+            stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, tf.nest.flatten(rest))]
+        if metrics.together:
+            stacked = [_interleave(tensor) for tensor in replicas.meet(stacked, tf.stack)]
+        return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
+
+    return _Execution(model, shape, predict)
+
+
+def reset_metrics(model: Any) -> None:
+    """Forgets the metrics of all replicas, as Keras forgets those that it can see."""
+    for _, bank in vars(model).get(_BANKS, {}).values():
+        bank.assign(tf.zeros_like(bank))
+
+
+class _Execution:
+    """A function of an iterator, traced for sliced replicas, or for replicas that run together if they must meet."""
+
+    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any]) -> None:
+        self._model, self._shape, self._body = model, shape, body
+        self._program = replicas.Program(shape.replicas)
+        self._sliced: Any = None
+        self._together: Any = None
+
+    def __call__(self, iterator: Any) -> Any:
+        if self._together is not None:
+            return self._run_together(iterator)
+        if self._sliced is None:
+            if self._shape.replicas * self._shape.accumulation > 1:
+                _build(self._model, iterator)
+            self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
+        try:
+            with replicas.traced_as(self._program):
+                return self._sliced(iterator)
+        except Exception:
+            if not self._program.must_meet:
+                raise
+        return self._run_together(iterator)
+
+    def _trace(self, iterator: Any, together: bool) -> Any:
+        # The user's code is converted by autograph, this module is not.
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+            return self._body(iterator, _Metrics(self._model, self._shape, together))
+
+    def _run_together(self, iterator: Any) -> Any:
+        tensors = tf.nest.flatten(iterator, expand_composites=True)
+        if self._together is None:
+
+            def call(*parts: Any) -> Any:
+                source = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
+                return self._trace(_Shared(source), together=True)
+
+            self._together = replicas.TogetherFunction(call, tensors, self._shape.replicas)
+        return self._together(tensors)
+
+
+class _Shared:
+    """One iterator for all replicas that run together: each takes its turn's element."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return replicas.hand_out(lambda: next(self._iterator), self._iterator.element_spec)
+
+
+class _Metrics:
+    """The model's metrics on each replica. Sliced replicas keep theirs in banks and take turns with Keras' own."""
+
+    def __init__(self, model: Any, shape: Shape, together: bool) -> None:
+        self._model, self._shape, self.together = model, shape, together
+        self.slices = 1 if together else shape.replicas
+
+    @contextlib.contextmanager
+    def of_replica(self, number: Any) -> Iterator[None]:
+        """What is traced inside is done by the replica whose turn it is, with its own metrics."""
+        if self.slices == 1:
+            yield
+            return
+        program = replicas.current()
+        assert program is not None
+        replica = tf.cast(number, tf.int32) % self.slices
+        banks = [(variable, self._bank(variable)) for variable in self._variables()]
+        for variable, bank in banks:
+            variable.assign(tf.gather(bank, replica))
+        inner = dataclasses.replace(program, index=lambda: replica)
+        try:
+            with replicas.traced_as(inner):
+                yield
+        finally:
+            program.must_meet |= inner.must_meet
+            program.random_ops = inner.random_ops
+        for variable, bank in banks:
+            bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
+
+    def logs(self) -> Dict[str, Any]:
+        """Returns the logs: the last replica's metrics, or all replicas' as the model asks."""
+        if self._shape.replicas == 1:
+            return metric_results(self._model)
+        if self.together:
+            own = metric_results(self._model)
+            every = replicas.meet([tf.convert_to_tensor(value) for value in own.values()], tf.stack)
+            return {name: self._reduce(values) for name, values in zip(own, every)}
+        last = self._shape.replicas - 1
+        results = []
+        for number in range(last + 1) if self._shape.metrics != "NONE" else [last]:
+            for variable in self._variables():
+                variable.assign(self._bank(variable)[number])
+            results.append(metric_results(self._model))
+        return {name: self._reduce(tf.stack([result[name] for result in results])) for name in results[0]}
+
+    def _reduce(self, values: Any) -> Any:
+        if self._shape.metrics == "LIST":
+            return values
+        if self._shape.metrics == "SUM":
+            return tf.reduce_sum(values, axis=0)
+        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
+
+    def _variables(self) -> List[Any]:
+        return [variable for metric in self._model.metrics for variable in metric.variables]
+
+    def _bank(self, variable: Any) -> Any:
+        banks = vars(self._model).setdefault(_BANKS, {})
+        known, bank = banks.get(id(variable), (None, None))
+        if known is not variable or bank.shape[0] != self._shape.replicas:
+            with tf.init_scope():
+                bank = tf.Variable(tf.zeros([self._shape.replicas, *variable.shape], variable.dtype), trainable=False)
+            banks[id(variable)] = (variable, bank)
+        return bank
 
 
 def metric_results(model: Any) -> Dict[str, Any]:
-    """Returns the logs: the present values of the model's metrics."""
+    """Returns the present values of the model's metrics."""
     logs: Dict[str, Any] = {}
     for metric in model.metrics:
         result = metric.result()
@@ -106,25 +235,74 @@ def metric_results(model: Any) -> Dict[str, Any]:
     return logs
 
 
-def _step_of_all_replicas(model: Any, iterator: Any, replicas: int, total: List[tf.Tensor]) -> List[tf.Tensor]:
-    """One micro batch on each replica; returns the gradients added to the total."""
+def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> List[Any]:
+    """Returns the gradients of one update, added up over the micro batches of this replica or of all sliced ones."""
+    nothing = [tf.zeros_like(variable) for variable in model.trainable_variables]
+    own = len(nothing)
+    moving = [variable for variable in model.non_trainable_variables if not variable.trainable]
+    if shape.replicas == 1:
+        moving = []
+
+    def step_of_all(number: Any, *total: Any) -> List[Any]:
+        del number
+        start = [tf.identity(variable) for variable in moving] if metrics.slices > 1 else []
+
+        def step_of_one(replica: Any, *carried: Any) -> List[Any]:
+            for variable, value in zip(moving, start):
+                variable.assign(value)
+            with metrics.of_replica(replica):
+                gradients = _as_replica(model, lambda data: micro_step(model, data), next(iterator))
+            totals = [before + gradient for before, gradient in zip(carried[:own], gradients)]
+            return totals + [_keep(kept, variable, replica) for kept, variable in zip(carried[own:], moving)]
+
+        kept = [tf.zeros_like(value) for value in start]
+        carried = _repeat(metrics.slices, step_of_one, [*total, *kept], in_flight=_IN_FLIGHT)
+        if metrics.together:
+            kept = replicas.meet([variable.read_value() for variable in moving], _keep_all)
+        for variable, value in zip(moving, kept if metrics.together else carried[own:]):
+            variable.assign(value / tf.cast(shape.replicas, value.dtype) if variable.dtype.is_floating else value)
+        model._train_counter.assign_add(1)
+        return carried[:own]
+
+    # With nothing to settle between them, the micro batches of one replica overlap too.
+    total = _repeat(shape.accumulation, step_of_all, nothing, in_flight=1 if shape.replicas > 1 else _IN_FLIGHT)
+    return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
+
+
+def _keep(kept: Any, variable: Any, replica: Any) -> Any:
+    if variable.dtype.is_floating:
+        return kept + variable
+    return tf.where(tf.equal(replica, 0), variable.read_value(), kept)
+
+
+def _keep_all(values: List[Any]) -> Any:
+    return replicas.total(values) if values[0].dtype.is_floating else values[0]
+
+
+def _apply(model: Any, gradients: List[Any], together: bool) -> None:
+    """Makes one weight update, which is the same on all replicas."""
+    program = replicas.current()
+    assert program is not None
+    if together:
+        gradients = replicas.meet(gradients, replicas.total)
+    updating = dataclasses.replace(program, updating=True)
+    try:
+        with replicas.traced_as(updating):
+            pairs = list(zip(gradients, model.trainable_variables))
+            _as_replica(model, lambda: model.optimizer.apply_gradients(pairs))
+    finally:
+        program.must_meet |= updating.must_meet
+        program.random_ops = updating.random_ops
+
+
+def _as_replica(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls the function in the replica context of the model's strategy."""
     strategy = model.distribute_strategy
-    moving = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating and replicas > 1]
-    start = [tf.identity(variable) for variable in moving]
-    sums = [tf.zeros_like(variable) for variable in moving]
-    for _ in _times(replicas):
-        tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-        for variable, value in zip(moving, start):
-            variable.assign(value)
-        gradients = strategy.run(micro_step, args=(model, next(iterator)))
-        total = [before + gradient for before, gradient in zip(total, gradients)]
-        sums = [before + variable for before, variable in zip(sums, moving)]
-    for variable, value in zip(moving, sums):
-        variable.assign(value / tf.cast(replicas, value.dtype))
-    return total
+    with strategy.scope():
+        return strategy.extended.call_for_each_replica(function, args=arguments)
 
 
-def micro_step(model: Any, data: Any) -> List[tf.Tensor]:
+def micro_step(model: Any, data: Any) -> List[Any]:
     """Runs the model's own training step on one micro batch, but for the update: returns the gradients, dense."""
     catcher = _GradientCatcher(model.optimizer)
     with _replaced(model, "optimizer", catcher):
@@ -165,19 +343,94 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         vars(owner)[name] = before
 
 
-def _times(count: int) -> Any:
-    """What to loop over so many times: once is no loop in the graph, and costs nothing."""
-    return range(1) if count == 1 else tf.range(count)
+def _build(model: Any, iterator: Any) -> None:
+    """Makes the variables of model, losses, metrics and optimizer, which the loops have to know from the start."""
+    if not model.built or not _build_metrics(model, iterator.element_spec):
+        # An evaluation step that is traced and never run makes all of them.
+        trial = tf.function(lambda data: _as_replica(model, model.test_step, data))
+        with replicas.traced_as(replicas.Program(1)):
+            trial.get_concrete_function(iterator.element_spec)
+    build_optimizer(model)
 
 
-def _join(first: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
-    everything = tf.concat([first[tf.newaxis], rest], axis=0)
-    return tf.reshape(everything, tf.concat([[-1], tf.shape(everything)[2:]], axis=0))
+def _build_metrics(model: Any, spec: Any) -> bool:
+    """Makes the metrics from the model's known outputs, which costs no tracing; returns whether that could be done."""
+    outputs = getattr(model, "outputs", None)
+    if not outputs or not isinstance(spec, tuple) or len(spec) < 2:
+        return False
+    batch = tf.nest.flatten(spec[0])[0].shape[0]
+    try:
+        predicted = [tf.TensorSpec([batch, *output.shape[1:]], output.dtype) for output in outputs]
+        names = getattr(model, "output_names", None)
+        y_pred = predicted[0] if len(predicted) == 1 else predicted
+        if isinstance(spec[1], dict):
+            y_pred = dict(zip(names, predicted))
+        for container in (model.compiled_loss, model.compiled_metrics):
+            if container is not None and not container._built:
+                build = container.build
+                build(y_pred) if container is model.compiled_loss else build(y_pred, spec[1])
+    except Exception:
+        return False
+    return True
 
 
-def _train(model: Any, data: Any) -> None:
-    model.train_step(data)
+def build_optimizer(model: Any) -> None:
+    """Makes the optimizer's variables outside the traced loop where Keras would make them inside."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    is_built = getattr(optimizer, "_built", getattr(optimizer, "built", False))
+    if model.built and hasattr(optimizer, "build") and not is_built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
 
 
-def _update(model: Any, gradients: List[tf.Tensor], variables: List[tf.Variable]) -> None:
-    model.optimizer.apply_gradients(zip(gradients, variables))
+def _repeat(
+    count: int, body: Callable[..., Sequence[Any]], carried: Sequence[Any] = (), in_flight: int = 1
+) -> List[Any]:
+    """Repeats the body in a loop of the graph. Repetitions may overlap; what has an effect keeps their order."""
+    if count == 1:
+        return list(body(tf.constant(0), *carried))
+
+    def ordered(number: Any, turn: Any, *values: Any) -> List[Any]:
+        graph = tf.compat.v1.get_default_graph()
+        made_before = len(graph.get_operations())
+        gate = tf.identity(turn)
+        results = list(body(number, *values))
+        effects = _effects(graph.get_operations()[made_before:])
+        for operation in effects:
+            operation._add_control_input(gate.op)
+        with tf.control_dependencies(effects):
+            turn = tf.identity(gate)
+        return [number + 1, turn, *results]
+
+    results = tf.while_loop(
+        lambda number, *_: number < count,
+        ordered,
+        [tf.constant(0), tf.constant(0), *carried],
+        parallel_iterations=in_flight,
+        maximum_iterations=count,
+    )
+    return list(results[2:])
+
+
+def _effects(operations: Sequence[Any]) -> List[Any]:
+    """Returns the operations that change something outside the graph, and those that read what is changed."""
+    touching = []
+    changed = set()
+    for operation in operations:
+        if not operation.op_def.is_stateful or operation.type in _UNORDERED:
+            continue
+        reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        changed |= {id(handle) for handle in writes}
+        touching.append((operation, {id(handle) for handle in (*reads, *writes)}))
+    return [operation for operation, handles in touching if not handles or changed & handles]
+
+
+def _interleave(tensor: Any) -> Any:
+    """Turns [replica, step, batch, ...] into [step x replica, batch, ...]."""
+    swapped = tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+    return _join(swapped)
+
+
+def _join(tensor: Any) -> Any:
+    """Turns [one, other, ...] into [one x other, ...]."""
+    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))

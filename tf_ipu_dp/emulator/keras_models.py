@@ -16,8 +16,9 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import execution
+from tf_ipu_dp.emulator import execution, random_numbers
 from tf_ipu_dp.emulator.ipu import config as ipu_config
+from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 _OPTIONS = "_ipu_emulator_options"
@@ -165,7 +166,7 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_train_function"](self, force)
     options = options_of(self)
-    _build_optimizer(self)
+    execution.build_optimizer(self)
     shape = _execution_shape(self, accumulation=options.accumulation, mean=options.method is not Method.SUM)
     self.train_function = _cached(self, "train", shape, force, self.train_function, execution.make_train_function)
     self.train_tf_function = self.train_function
@@ -189,7 +190,8 @@ def _make_predict_function(self: Any, force: bool = False) -> Any:
 
 
 def _execution_shape(model: Any, **training: Any) -> execution.Shape:
-    return execution.Shape(_steps_per_execution(model), local_replicas(model), **training)
+    generation = random_numbers.generation()
+    return execution.Shape(_steps_per_execution(model), local_replicas(model), generation=generation, **training)
 
 
 def _cached(model: Any, name: str, shape: execution.Shape, force: bool, present: Any, make: Callable[..., Any]) -> Any:
@@ -309,8 +311,10 @@ class _cut_execution:  # noqa: N801
 
     def __init__(self, model: Any, steps: int) -> None:
         self._model, self._steps, self._before = model, steps, _steps_per_execution(model)
+        self._host: Any = ipu_infeed_queue.on_host()
 
     def __enter__(self) -> None:
+        self._host.__enter__()
         ipu_config.configured_system().attach()
         if self._before > self._steps:
             logging.getLogger("tensorflow").warning(
@@ -320,21 +324,10 @@ class _cut_execution:  # noqa: N801
             )
             self._model._steps_per_execution.assign(self._steps)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *raised: Any) -> None:
+        self._host.__exit__(*raised)
         if self._before > self._steps:
             self._model._steps_per_execution.assign(self._before)
-
-
-def _build_optimizer(model: Any) -> None:
-    """Makes the optimizer's variables outside the traced loop where Keras would make them inside."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if (
-        model.built
-        and hasattr(optimizer, "build")
-        and not getattr(optimizer, "_built", getattr(optimizer, "built", False))
-    ):
-        with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
 
 
 def _bind(name: str, model: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:

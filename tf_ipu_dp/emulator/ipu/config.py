@@ -235,6 +235,11 @@ class ConfiguredSystem:
             self.release()
             raise
 
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        """Inside, the devices are at work."""
+        yield
+
     def release(self) -> None:
         """Gives the devices back."""
         for attachment in self._attachments:

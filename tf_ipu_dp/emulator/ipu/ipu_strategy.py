@@ -1,21 +1,57 @@
-"""`tensorflow.python.ipu.ipu_strategy`: the strategy that puts models on the emulated device."""
+"""`tensorflow.python.ipu.ipu_strategy`: the strategy that puts models and functions on the emulated device."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
+from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import def_function, function
 
-from tf_ipu_dp.emulator import keras_models
+from tf_ipu_dp.emulator import keras_models, random_numbers, replicas
+from tf_ipu_dp.emulator.ipu import config as ipu_config
+from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
+from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
 
-_FUNCTIONS = tuple(
-    kind for kind in (def_function.Function, getattr(function, "ConcreteFunction", None)) if isinstance(kind, type)
-)
+_CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 
 
-class IPUStrategyV1(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
+    """Everything lives on the host's CPU. What is reduced, is reduced over the replicas of the traced program."""
+
+    def __init__(self, container: Any, replicas_in_sync: int = 1) -> None:
+        super().__init__(container, "/cpu:0")
+        self._replicas_in_sync = replicas_in_sync
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._replicas_in_sync
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        del options
+        return dataset
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+        return self._batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> List[Any]:
+        del options
+        values = [value for value, _ in value_destination_pairs]
+        program = replicas.current()
+        if program is None or program.updating or program.replicas == 1:
+            return values
+        dense = [tf.convert_to_tensor(value) for value in values]
+        totals = replicas.meet(dense, replicas.total)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            return [total / tf.cast(program.replicas, total.dtype) for total in totals]
+        return totals
+
+
+class IPUStrategyV1(tf.compat.v1.distribute.Strategy, KerasExtensions):  # type: ignore[misc]
     """All IPUs of one device in this process. `num_replicas_in_sync` is 1, however often Keras replicates the model."""
+
+    supports_loss_scaling = True
 
     def __init__(
         self,
@@ -24,19 +60,145 @@ class IPUStrategyV1(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        super().__init__("/cpu:0")
+        super().__init__(Extended(self))
+        self._device_ordinal = _ordinal(ipu_device)
         self._ipu_device, self._cpu_device = ipu_device, cpu_device
-        self._enable_iterators, self.enable_keras_extensions = enable_dataset_iterators, enable_keras_extensions
-        if enable_keras_extensions:
-            keras_models.extend_keras()
+        prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
         """Runs a function on the device; in eager mode it must be a `tf.function`."""
-        if tf.executing_eagerly() and not isinstance(fn, _FUNCTIONS):
+        if not tf.executing_eagerly():
+            return run_in_graph(self, fn, args, kwargs, options)
+        if not isinstance(fn, (def_function.Function, *_CONCRETE)):
             raise ValueError(
                 "IPUStrategy.run() needs a tf.function in eager mode: wrap the function with @tf.function."
             )
-        return super().run(fn, args=args, kwargs=kwargs, options=options)
+        return run_on_device(self, fn, args, kwargs or {}, check_types=True)
+
+    def experimental_run_v2(self, *unused: Any, **unused_too: Any) -> Any:
+        """The SDK has `run` only."""
+        raise RuntimeError("experimental_run_v2 is not part of IPUStrategy: use run().")
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Returns a value of the device as it is: there is one."""
+        del reduce_op, axis
+        return value
 
 
 IPUStrategy = IPUStrategyV1
+
+
+def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensions: bool) -> None:
+    """Lets datasets, Keras models and random numbers know about the device. For strategies under construction."""
+    strategy.enable_dataset_iterators = enable_dataset_iterators
+    strategy.enable_keras_extensions = enable_keras_extensions
+    strategy.together = {}
+    random_numbers.extend_tensorflow()
+    _ignore_compilation()
+    if enable_dataset_iterators:
+        ipu_infeed_queue.extend_datasets()
+    if enable_keras_extensions:
+        keras_models.extend_keras()
+
+
+def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    """Runs a function as a part of the graph around it."""
+    if replicas.current() is None and ipu_config.configured_system().ipus_per_device[0] > 1:
+        raise NotImplementedError(
+            "strategy.run() inside a tf.function cannot be emulated on more than one replica: "
+            "give the whole tf.function to strategy.run()."
+        )
+    return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
+
+
+def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool) -> Any:
+    """Runs a traced function on all replicas of the device and returns what replica 0 returns."""
+    system = ipu_config.configured_system()
+    system.attach()
+    count = system.ipus_per_device[0]
+    with strategy.scope(), system.executing():
+        if isinstance(fn, _CONCRETE):
+            if count > 1:
+                raise NotImplementedError(
+                    f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
+                    "Give the tf.function itself to strategy.run()."
+                )
+            return _as_replica(strategy, fn, args, kwargs)
+        own = _own_function(fn, system)
+        if count == 1:
+            with replicas.traced_as(replicas.Program(1)):
+                if check_types:
+                    _check_types(own.get_concrete_function(*args, **kwargs))
+                return _as_replica(strategy, own, args, kwargs)
+        return _run_together(strategy, own, args, kwargs, count)
+
+
+def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], count: int) -> Any:
+    leaves = tf.nest.flatten((tuple(args), kwargs), expand_composites=True)
+    is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
+    tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
+    others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
+    structure = tf.nest.map_structure(lambda _: 0, (tuple(args), kwargs), expand_composites=True)
+    key = (id(fn), repr(structure), count, tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
+           tuple(leaf if isinstance(leaf, (int, float, str, bool)) else id(leaf) for leaf in others))  # fmt: skip
+    if key not in strategy.together:
+        template = (tuple(args), kwargs)
+
+        def call(*inputs: Any) -> Any:
+            given, kept = iter(inputs), iter(others)
+            flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
+            own_args, own_kwargs = tf.nest.pack_sequence_as(template, flat, expand_composites=True)
+            return _as_replica(strategy, fn, own_args, own_kwargs)
+
+        strategy.together[key] = (replicas.TogetherFunction(call, tensors, count), fn, others)
+    return strategy.together[key][0](tensors)
+
+
+def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Calls the function in the strategy's replica context."""
+    return strategy.extended.call_for_each_replica(fn, args=tuple(args), kwargs=kwargs)
+
+
+_own_functions: Any = weakref.WeakKeyDictionary()
+
+
+def _own_function(fn: Any, system: Any) -> Any:
+    """Returns a copy of the user's function that is traced anew for each configuration of the device."""
+    system_now, generation = weakref.ref(system), random_numbers.generation()
+    kept = _own_functions.get(fn)
+    if kept is None or kept[:2] != (system_now, generation):
+        kept = (system_now, generation, fn._clone(None))
+        _own_functions[fn] = kept
+    return kept[2]
+
+
+def _check_types(concrete: Any) -> None:
+    for tensor in (*concrete.inputs, *concrete.outputs):
+        if tensor.dtype == tf.float64:
+            raise TypeError("float64 is not supported on the device: the function has it among its inputs or outputs.")
+
+
+def _ignore_compilation() -> None:
+    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot feed the host."""
+    kind = def_function.Function
+    if isinstance(vars(kind).get("_jit_compile"), property):
+        return
+
+    def get(self: Any) -> Any:
+        on_device = isinstance(tf.distribute.get_strategy(), KerasExtensions) or replicas.current() is not None
+        return None if on_device else vars(self).get("_jit_compile")
+
+    def set_(self: Any, value: Any) -> None:
+        vars(self)["_jit_compile"] = value
+
+    kind._jit_compile = property(get, set_)
+
+
+def _ordinal(ipu_device: str) -> int:
+    tail = ipu_device.rsplit(":", 1)[-1]
+    if not tail.isdigit():
+        raise ValueError(f"{ipu_device!r} does not name an IPU device; it is like /device:IPU:0.")
+    return int(tail)
+
+
+__all__: Tuple[str, ...] = ("IPUStrategy", "IPUStrategyV1")

@@ -1,0 +1,195 @@
+"""`tensorflow.python.ipu.ipu_infeed_queue`: elements of a dataset on their way to the replicas.
+
+One pass over the dataset serves all replicas: each gets every R-th element, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Iterator, List, Optional
+
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
+
+from tf_ipu_dp.emulator import replicas
+from tf_ipu_dp.emulator.ipu import config as ipu_config
+from tf_ipu_dp.emulator.ipu.ipu_outfeed_queue import check_feed_type
+
+_DEFAULT_DEPTH = 3
+_host = threading.local()
+
+
+class IPUInfeedQueue:
+    """A dataset that a program of the device takes elements from."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device_ordinal: Optional[int] = None,
+        prefetch_depth: Optional[int] = None,
+        optimise_latency: bool = False,
+        **unknown: Any,
+    ) -> None:
+        del optimise_latency, unknown  # the SDK swallows unknown keywords too
+        check_dataset(dataset)
+        if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
+            raise ValueError(f"device_ordinal must be an int of 0 or more, not {device_ordinal!r}.")
+        depth = prefetch_depth or _DEFAULT_DEPTH
+        if not 0 < depth <= 255:
+            raise ValueError(f"prefetch_depth must be between 1 and 255, not {prefetch_depth}.")
+        self._dataset, self._depth = dataset, depth
+        self._iterator: Any = None
+        self._graph_iterator: Any = None
+        self._dequeued = False
+
+    @property
+    def initializer(self) -> Any:
+        """Makes the iterator; in a graph, returns the operation that does."""
+        if self._iterator is not None or self._graph_iterator is not None:
+            raise ValueError("The infeed queue has been initialised already.")
+        if tf.executing_eagerly():
+            self._iterator = IPUOwnedIterator(self._dataset)
+            return tf.no_op()
+        self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
+        return self._graph_iterator.initializer
+
+    @property
+    def deleter(self) -> Any:
+        """Ends the iterator; afterwards the queue can be initialised again, from the beginning."""
+        if self._iterator is None and self._graph_iterator is None:
+            raise tf.errors.NotFoundError(None, None, "The infeed queue has not been initialised.")
+        self._iterator = self._graph_iterator = None
+        return tf.no_op()
+
+    @property
+    def dequeued(self) -> bool:
+        """Whether a program takes elements from the queue."""
+        return self._dequeued
+
+    @property
+    def number_of_tuple_elements(self) -> int:
+        """The tensors of one element."""
+        return len(tf.nest.flatten(self._dataset.element_spec))
+
+    def get_next(self) -> Any:
+        """Obsolete."""
+        raise ValueError("IPUInfeedQueue.get_next is obsolete: give the queue to ipu.loops or to a pipeline.")
+
+    def _dequeue(self) -> Any:
+        """Returns this replica's next element, in the program that is being traced."""
+        if self._graph_iterator is not None:
+            element = self._graph_iterator.get_next()
+        elif self._iterator is not None:
+            element = self._iterator.get_next()
+        else:
+            raise tf.errors.FailedPreconditionError(
+                None, None, "The infeed queue has not been initialised: read its `initializer` first."
+            )
+        self._dequeued = True
+        return element
+
+
+class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
+    """What `iter(dataset)` gives in the scope of an IPU strategy: an iterator for functions of the device."""
+
+    def __init__(self, dataset: Any) -> None:
+        check_dataset(dataset)
+        count = ipu_config.configured_system().ipus_per_device[0]
+        if count == 1:
+            super().__init__(dataset)
+            return
+        with on_host():
+            dealer = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+                dataset=dataset,
+                devices=("/cpu:0",) * count,
+                max_buffer_size=_DEFAULT_DEPTH,
+                prefetch_buffer_size=0,
+                source_device="/cpu:0",
+            )
+        shares: List[Any] = dealer._device_iterators
+        self.__dict__.update(vars(shares[0]))
+        self._dealer = dealer
+        replicas.deal(self._iterator_resource, [share._iterator_resource for share in shares])
+        weakref.finalize(self, replicas.undeal, self._iterator_resource)
+
+    def __next__(self) -> Any:
+        return self._in_a_function(super().__next__)
+
+    def next(self) -> Any:
+        """The same as `__next__`."""
+        return self.__next__()
+
+    def get_next(self) -> Any:
+        """Returns the next element, in a function of the device."""
+        return self._in_a_function(super().get_next)
+
+    def get_next_as_optional(self) -> Any:
+        """The SDK has no such thing."""
+        raise NotImplementedError("An IPU iterator has no get_next_as_optional.")
+
+    def _in_a_function(self, get: Any) -> Any:
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "The next element of an IPU iterator can be had in a tf.function of the device only; "
+                "make the iterator outside the strategy's scope to use it on the host."
+            )
+        return get()
+
+    def _gather_saveables_for_checkpoint(self) -> Any:
+        raise NotImplementedError("An IPU iterator cannot be checkpointed.")
+
+
+class IPUIterator(IPUOwnedIterator):
+    """As IPUOwnedIterator, from a dataset or from the specs of an iterator."""
+
+    def __init__(
+        self, dataset: Any = None, infeed_spec: Any = None, element_spec: Any = None, **infeed_kwargs: Any
+    ) -> None:
+        specs = (infeed_spec, element_spec)
+        if (dataset is None) == (None in specs) or (dataset is not None and specs != (None, None)):
+            raise ValueError("IPUIterator takes either a dataset, or infeed_spec and element_spec.")
+        if dataset is None:
+            raise NotImplementedError("The emulator makes an IPUIterator from a dataset only.")
+        IPUInfeedQueue(dataset, **infeed_kwargs)  # for its checks
+        super().__init__(dataset)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuses what cannot be fed: unknown shapes, empty dimensions, types that the device does not take."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not spec.shape.is_fully_defined():
+            raise ValueError(
+                f"The dataset's elements have shape {spec.shape}, but shapes must be known: "
+                "use batch(..., drop_remainder=True)."
+            )
+        if 0 in spec.shape.as_list():
+            raise tf.errors.InvalidArgumentError(None, None, f"A feed cannot carry the empty shape {spec.shape}.")
+        check_feed_type(spec.dtype, "A feed")
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Inside, `iter(dataset)` gives the stock iterator: the host itself reads the data."""
+    before = getattr(_host, "depth", 0)
+    _host.depth = before + 1
+    try:
+        yield
+    finally:
+        _host.depth = before
+
+
+def extend_datasets() -> None:
+    """Makes `iter(dataset)` look for an IPU strategy. Doing it twice is harmless."""
+    stock = tf.data.Dataset.__iter__
+    if getattr(stock, "_looks_for_ipus", False):
+        return
+
+    def make_iterator(self: Any) -> Any:
+        strategy = tf.distribute.get_strategy()
+        wanted = getattr(strategy, "enable_dataset_iterators", False) and not getattr(_host, "depth", 0)
+        return IPUOwnedIterator(self) if wanted and tf.executing_eagerly() else stock(self)
+
+    make_iterator._looks_for_ipus = True  # type: ignore[attr-defined]
+    tf.data.Dataset.__iter__ = make_iterator

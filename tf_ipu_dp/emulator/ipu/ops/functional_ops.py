@@ -1,0 +1,40 @@
+"""`tensorflow.python.ipu.ops.functional_ops`: functions that an IPU keeps once in memory. Here they are called."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+__all__ = ["outlined_function"]
+
+
+def outlined_function(
+    func: Optional[Callable[..., Any]] = None,
+    unique_sharding: bool = False,
+    keep_input_layouts: Optional[bool] = None,
+    name: Optional[str] = None,
+) -> Any:
+    """Decorates a function of tensors, with or without arguments of its own. It takes positional arguments only."""
+    del unique_sharding, keep_input_layouts
+
+    def decorate(inner: Callable[..., Any]) -> Callable[..., Any]:
+        label = name or getattr(inner, "__name__", "function").strip("<_>") or "function"
+
+        @functools.wraps(inner)
+        def call(*args: Any) -> Any:
+            with tf.name_scope(label):
+                return _as_tensors(inner(*args), label)
+
+        return call
+
+    return decorate if func is None else decorate(func)
+
+
+def _as_tensors(result: Any, label: str) -> Any:
+    """Makes tensors of numbers and variables; None and operations stay what they are."""
+    kept = (type(None), tf.Operation)
+    if all(isinstance(leaf, kept) for leaf in tf.nest.flatten(result)):
+        raise ValueError(f"{label} must return at least one tensor to be outlined.")
+    return tf.nest.map_structure(lambda leaf: leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf), result)

@@ -1,0 +1,28 @@
+"""`tensorflow.python.ipu.optimizers.cross_replica_optimizer`."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Optional
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.ipu.optimizers.ipu_optimizer import IpuOptimizer
+
+
+class CrossReplicaOptimizer(IpuOptimizer):
+    """Updates with the mean of the replicas' gradients, so that their weights stay equal."""
+
+    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+        super().__init__(opt, name)
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
+    ) -> Any:
+        """Takes the mean over the replicas and hands it on."""
+        from tf_ipu_dp.emulator.ipu.ops import cross_replica_ops
+
+        reduced = [
+            (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
+            for gradient, var in grads_and_vars
+        ]
+        return super().apply_gradients(reduced, global_step, name)

@@ -1,0 +1,263 @@
+"""The program being traced: on how many replicas it runs, which of them is meant, and how they meet.
+
+Replicas of one process run in one of two ways. A Keras model's are *sliced*: their micro batches go one after the other
+through one graph, which is fast and costs no memory, but nothing in the model may ask for another replica's value.
+Everything else runs *together*: one traced function is called once per replica, at the same time, and each call gets
+its own copies of the variables, its share of the data and its places in the queues. Where replicas meet, each hands in
+its tensors, the first one combines them and hands the result to all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import tensorflow as tf
+
+
+class ReplicasMustMeetError(RuntimeError):
+    """A sliced program needs a value of another replica."""
+
+
+@dataclasses.dataclass
+class Program:
+    """What a traced function is part of. `index` gives the replica's number as a tensor of the graph."""
+
+    replicas: int
+    index: Callable[[], Any] = lambda: tf.constant(0)
+    together: bool = False
+    updating: bool = False  # a sliced program's weight update, which is made once and stands for all replicas
+    must_meet: bool = False
+    random_ops: int = 0
+    meetings: List[Meeting] = dataclasses.field(default_factory=list)
+
+
+_tracing = threading.local()
+
+
+def current() -> Optional[Program]:
+    """Returns the program that is being traced in this thread, if one is."""
+    stack = getattr(_tracing, "stack", None)
+    return stack[-1] if stack else None
+
+
+def count() -> int:
+    """Returns the replicas of the program that is being traced; 1 outside of one."""
+    program = current()
+    return program.replicas if program else 1
+
+
+def index() -> Any:
+    """Returns the number of the replica as an int32 scalar."""
+    program = current()
+    return program.index() if program else tf.constant(0)
+
+
+@contextlib.contextmanager
+def traced_as(program: Program) -> Iterator[Program]:
+    """Everything traced inside belongs to the program."""
+    stack = _tracing.__dict__.setdefault("stack", [])
+    stack.append(program)
+    try:
+        yield program
+    finally:
+        stack.pop()
+
+
+def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[Any]:
+    """Returns, on every replica, each tensor's values on all replicas combined into one tensor."""
+    program = current()
+    if program is None or program.replicas == 1:
+        return [combine([tensor]) for tensor in tensors]
+    if not program.together:
+        program.must_meet = True
+        raise ReplicasMustMeetError("The replicas of a sliced program cannot meet.")
+    if not tensors:  # asked for the sake of the refusal above
+        return []
+    meeting = Meeting(program.replicas, tensors, combine)
+    program.meetings.append(meeting)
+    return meeting.pass_through(tensors, program.index())
+
+
+def hand_out(draw: Callable[[], Any], spec: Any) -> Any:
+    """Returns this replica's share of what the first replica draws: the i-th structure goes to replica i."""
+    program = current()
+    assert program is not None and program.together
+    flat = tf.nest.flatten(spec)
+    meeting = Meeting(program.replicas, flat, combine=total)
+    program.meetings.append(meeting)
+    drawn = meeting.lead(lambda: [tf.nest.flatten(draw()) for _ in range(program.replicas)], program.index(), [])
+    for tensor, known in zip(drawn, flat):
+        tensor.set_shape(known.shape)
+    return tf.nest.pack_sequence_as(spec, drawn)
+
+
+def total(values: List[Any]) -> Any:
+    """Adds up the replicas' values, in the order of the replicas."""
+    return values[0] if len(values) == 1 else tf.add_n(values)
+
+
+class Meeting:
+    """One place in a program where the replicas wait for each other.
+
+    The graph is the same for all of them. It holds stand-ins for the queues; `handles` says what each replica's call
+    gets in their place. Queues block no thread of TensorFlow's pool while they wait.
+    """
+
+    def __init__(self, replicas: int, tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> None:
+        self._replicas, self._combine = replicas, combine
+        self._given = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        with tf.init_scope():
+            self._own_up, self._own_down = self._queue(), self._queue()
+            self._all_up = [self._queue() for _ in range(replicas)]
+            self._all_down = [self._queue() for _ in range(replicas)]
+        self.reset()
+
+    def _queue(self) -> Any:
+        return tf.queue.FIFOQueue(1, [dtype for dtype, _ in self._given])
+
+    def reset(self) -> None:
+        """Makes new queues, after a run that left the old ones in disorder."""
+        with tf.init_scope():
+            self._up = [self._queue() for _ in range(self._replicas)]
+            self._down = [self._queue() for _ in range(self._replicas)]
+
+    def close(self) -> None:
+        """Sends everybody home who still waits."""
+        for queue in (*self._up, *self._down):
+            queue.close(cancel_pending_enqueues=True)
+
+    def handles(self) -> Dict[int, List[Any]]:
+        """Returns for each stand-in's handle the handle of each replica."""
+        table = {
+            handle_id(self._own_up.queue_ref): [queue.queue_ref for queue in self._up],
+            handle_id(self._own_down.queue_ref): [queue.queue_ref for queue in self._down],
+        }
+        for stand_in, queue in zip((*self._all_up, *self._all_down), (*self._up, *self._down)):
+            table[handle_id(stand_in.queue_ref)] = [queue.queue_ref] * self._replicas
+        return table
+
+    def pass_through(self, tensors: Sequence[Any], number: Any) -> List[Any]:
+        """Hands in the tensors and waits for the combined ones."""
+        shapes: List[Any] = []
+
+        def combine_all() -> List[List[Any]]:
+            handed_in = [_as_list(queue.dequeue()) for queue in self._all_up]
+            for values in handed_in:
+                for value, (_, shape) in zip(values, self._given):
+                    value.set_shape(shape)
+            combined = [self._combine(list(values)) for values in zip(*handed_in)]
+            shapes.extend(value.shape for value in combined)
+            return [combined] * self._replicas
+
+        results = self.lead(combine_all, number, [self._own_up.enqueue(list(tensors))])
+        for result, shape in zip(results, shapes):
+            result.set_shape(shape)
+        return results
+
+    def lead(self, make: Callable[[], List[List[Any]]], number: Any, after: List[Any]) -> List[Any]:
+        """Lets the first replica make everybody's tensors; returns one's own."""
+
+        def first() -> Any:
+            with tf.control_dependencies([queue.enqueue(own) for queue, own in zip(self._all_down, make())]):
+                return tf.constant(0)
+
+        with tf.control_dependencies(after):
+            led = tf.cond(tf.equal(number, 0), first, lambda: tf.constant(0))
+        with tf.control_dependencies([led]):
+            return _as_list(self._own_down.dequeue())
+
+
+class TogetherFunction:
+    """A function of the device, called once per replica at the same time. Replica 0's result is the result.
+
+    It is traced once, for tensors like those given, which all replicas get; a feed's handle among them is dealt.
+    """
+
+    def __init__(self, function: Callable[..., Any], tensors: Sequence[Any], replicas: int) -> None:
+        with tf.init_scope():
+            self._numbers = [tf.Variable(number, dtype=tf.int32, trainable=False) for number in range(replicas)]
+        self._program = Program(replicas, index=self._numbers[0].read_value, together=True)
+        with traced_as(self._program):
+            self._concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
+        self._copies: Dict[int, List[Any]] = {}
+        self._left: Dict[int, Any] = {}  # what the last run left in the host's variables
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Runs all replicas and waits for them."""
+        table = self._handles()
+        captured = self._concrete.captured_inputs
+        results: List[Any] = [None] * self._program.replicas
+        errors: List[BaseException] = []
+
+        def run(replica: int) -> None:
+            own = [[table.get(handle_id(one), [one] * (replica + 1))[replica] for one in group]
+                   for group in (tensors, captured)]  # fmt: skip
+            try:
+                results[replica] = self._concrete._call_flat(own[0], own[1])
+            except BaseException as error:
+                errors.append(error)
+                for meeting in self._program.meetings:
+                    meeting.close()
+
+        threads = [threading.Thread(target=run, args=(replica,)) for replica in range(1, self._program.replicas)]
+        for thread in threads:
+            thread.start()
+        run(0)
+        for thread in threads:
+            thread.join()
+        if errors:
+            for meeting in self._program.meetings:
+                meeting.reset()
+            self._left = {}
+            raise errors[0]
+        self._left = {key: copies[0].read_value() for key, copies in self._copies.items()}
+        return results[0]
+
+    def _handles(self) -> Dict[int, List[Any]]:
+        """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
+        table = dict(_dealt_handles)
+        for meeting in self._program.meetings:
+            table.update(meeting.handles())
+        for variable in self._concrete.graph.variables:
+            if getattr(variable, "_ipu_emulator_on_host", False):
+                continue  # there is one of it, whoever uses it
+            copies = self._numbers if variable is self._numbers[0] else self._copies_of(variable)
+            table[handle_id(variable.handle)] = [copy.handle for copy in copies]
+        return table
+
+    def _copies_of(self, variable: Any) -> List[Any]:
+        """Returns the variable, which is replica 0's, and the others' copies. What the host changed, all get."""
+        key = handle_id(variable.handle)
+        if key not in self._copies:
+            with tf.init_scope():
+                copies = [tf.Variable(variable, trainable=False) for _ in range(1, self._program.replicas)]
+            self._copies[key] = [variable, *copies]
+        elif key not in self._left or not tf.reduce_all(tf.equal(variable, self._left[key])):
+            for copy in self._copies[key][1:]:
+                copy.assign(variable)
+        return self._copies[key]
+
+
+_dealt_handles: Dict[int, List[Any]] = {}
+
+
+def deal(handle: Any, handles: List[Any]) -> None:
+    """Says which handle each replica gets where the program has this one: its share of a feed."""
+    _dealt_handles[handle_id(handle)] = handles
+
+
+def undeal(handle: Any) -> None:
+    """Forgets a feed."""
+    _dealt_handles.pop(handle_id(handle), None)
+
+
+def handle_id(tensor: Any) -> int:
+    """Returns the number by which TensorFlow knows an eager tensor."""
+    return int(tensor._id)
+
+
+def _as_list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
