@@ -1,7 +1,8 @@
 """A stand-in for the Poplar SDK's Python API on stock TensorFlow. Imports nothing else of tf_ipu_dp.
 
-`install()` makes the SDK's modules importable: `tensorflow.python.ipu`, `popdist`, `popdist.tensorflow`, `gcipuinfo`.
-Until one of them is imported nothing else happens; in particular TensorFlow is not imported.
+`install()` makes the SDK's modules importable: `tensorflow.python.ipu`, `keras.ipu`, `ipu_tensorflow_addons`,
+`popdist`, `popdist.tensorflow`, `gcipuinfo`, `libpvti`. Until one of them is imported nothing else happens; in
+particular TensorFlow is not imported.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from typing import Any, Optional, Sequence
 
 _SERVED = {
     "tensorflow.python.ipu": "tf_ipu_dp.emulator.ipu",
+    "tensorflow.keras.ipu": "tf_ipu_dp.emulator.keras_ipu",
+    "keras.ipu": "tf_ipu_dp.emulator.keras_ipu",
+    "ipu_tensorflow_addons": "tf_ipu_dp.emulator.addons",
     "popdist": "tf_ipu_dp.emulator.popdist",
     "gcipuinfo": "tf_ipu_dp.emulator.gcipuinfo",
+    "libpvti": "tf_ipu_dp.emulator.libpvti",
+    # Where releases of Keras after 2.10 have what programs for Keras 2.6 import from there.
+    "keras.optimizer_v2.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
+    "keras.optimizer_v2.utils": "keras.src.optimizers.utils",
+    "keras.optimizer_v2": "keras.src.optimizers.legacy",
 }
 
 
@@ -27,7 +36,7 @@ def install() -> None:
         return
     for name, ours in _SERVED.items():
         module = sys.modules.get(name)
-        if module is not None and module.__name__ != ours:
+        if ours.startswith(__name__) and module is not None and module.__name__ != ours:
             raise RuntimeError(
                 f"The emulator cannot be installed: the real {name} is imported already, from "
                 f"{getattr(module, '__file__', 'an unknown place')}. Call emulator.install() before that."
@@ -44,7 +53,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         for served, ours in _SERVED.items():
             if fullname == served or fullname.startswith(f"{served}."):
                 name = ours + fullname[len(served) :]
-                found = importlib.util.find_spec(name)
+                try:
+                    found = importlib.util.find_spec(name)
+                except ModuleNotFoundError:  # a Keras that has the older names itself
+                    found = None
                 if found is None:
                     return None
                 package = found.submodule_search_locations is not None

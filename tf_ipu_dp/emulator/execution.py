@@ -21,11 +21,16 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tf_ipu_dp.emulator import replicas
+from tf_ipu_dp.emulator.ipu import config as ipu_config
+from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
 _IN_FLIGHT = 2
+_LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
 _UNORDERED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "VarHandleOp")
+
+in_use: List[Any] = []  # iterators that executions have read, until the run over them ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Shape:
     accumulation: int = 1
     mean: bool = False
     metrics: str = "NONE"
+    each_step: bool = False
     generation: int = 0
 
 
@@ -47,7 +53,8 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         def update(number: Any) -> List[Any]:
             del number
             if shape.replicas * shape.accumulation == 1:
-                _as_replica(model, model.train_step, next(iterator))
+                with metrics.of_replica(0):
+                    _as_replica(model, model.train_step, next(iterator))
                 model._train_counter.assign_add(1)
             else:
                 _apply(model, _accumulate(model, iterator, shape, metrics), metrics.together)
@@ -56,7 +63,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         _repeat(shape.steps // shape.accumulation, update)
         return metrics.logs()
 
-    return _Execution(model, shape, train)
+    return _Execution(model, shape, train, training=True)
 
 
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
@@ -110,18 +117,25 @@ def reset_metrics(model: Any) -> None:
 class _Execution:
     """A function of an iterator, traced for sliced replicas, or for replicas that run together if they must meet."""
 
-    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any]) -> None:
-        self._model, self._shape, self._body = model, shape, body
+    def __init__(
+        self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any], training: bool = False
+    ) -> None:
+        self._model, self._shape, self._body, self._training = model, shape, body, training
         self._program = replicas.Program(shape.replicas)
         self._sliced: Any = None
         self._together: Any = None
 
     def __call__(self, iterator: Any) -> Any:
+        in_use.append(iterator)
+        with ipu_config.configured_system().executing():
+            return self._execute(iterator)
+
+    def _execute(self, iterator: Any) -> Any:
         if self._together is not None:
             return self._run_together(iterator)
         if self._sliced is None:
             if self._shape.replicas * self._shape.accumulation > 1:
-                _build(self._model, iterator)
+                _build(self._model, iterator, self._training)
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
         try:
             with replicas.traced_as(self._program):
@@ -168,16 +182,13 @@ class _Metrics:
     @contextlib.contextmanager
     def of_replica(self, number: Any) -> Iterator[None]:
         """What is traced inside is done by the replica whose turn it is, with its own metrics."""
-        if self.slices == 1:
-            yield
-            return
         program = replicas.current()
         assert program is not None
         replica = tf.cast(number, tf.int32) % self.slices
-        banks = [(variable, self._bank(variable)) for variable in self._variables()]
+        banks = [(variable, self._bank(variable)) for variable in self._variables()] if self.slices > 1 else []
         for variable, bank in banks:
             variable.assign(tf.gather(bank, replica))
-        inner = dataclasses.replace(program, index=lambda: replica)
+        inner = program if self.together else dataclasses.replace(program, index=lambda: replica)
         try:
             with replicas.traced_as(inner):
                 yield
@@ -186,6 +197,8 @@ class _Metrics:
             program.random_ops = inner.random_ops
         for variable, bank in banks:
             bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
+        if self._shape.each_step:
+            step_logs(self._model).enqueue(metric_results(self._model))
 
     def logs(self) -> Dict[str, Any]:
         """Returns the logs: the last replica's metrics, or all replicas' as the model asks."""
@@ -221,6 +234,12 @@ class _Metrics:
                 bank = tf.Variable(tf.zeros([self._shape.replicas, *variable.shape], variable.dtype), trainable=False)
             banks[id(variable)] = (variable, bank)
         return bank
+
+
+def step_logs(model: Any) -> ipu_outfeed_queue.IPUOutfeedQueue:
+    """Returns the queue of the logs of single steps."""
+    queue: ipu_outfeed_queue.IPUOutfeedQueue = vars(model).setdefault(_LOGS, ipu_outfeed_queue.IPUOutfeedQueue())
+    return queue
 
 
 def metric_results(model: Any) -> Dict[str, Any]:
@@ -343,14 +362,15 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         vars(owner)[name] = before
 
 
-def _build(model: Any, iterator: Any) -> None:
+def _build(model: Any, iterator: Any, training: bool) -> None:
     """Makes the variables of model, losses, metrics and optimizer, which the loops have to know from the start."""
     if not model.built or not _build_metrics(model, iterator.element_spec):
         # An evaluation step that is traced and never run makes all of them.
         trial = tf.function(lambda data: _as_replica(model, model.test_step, data))
         with replicas.traced_as(replicas.Program(1)):
             trial.get_concrete_function(iterator.element_spec)
-    build_optimizer(model)
+    if training:
+        build_optimizer(model)
 
 
 def _build_metrics(model: Any, spec: Any) -> bool:

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import functools
 import logging
 import sys
+import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import execution, random_numbers
+from tf_ipu_dp.emulator import execution, pipelines, random_numbers
 from tf_ipu_dp.emulator.ipu import config as ipu_config
-from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
+from tf_ipu_dp.emulator.ipu import ipu_infeed_queue, ipu_outfeed_queue
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 _OPTIONS = "_ipu_emulator_options"
 _SHAPES = "_ipu_emulator_shapes"
 _REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
+_REFUSED_INFEED_ARGUMENTS = ("dataset", "infeed_spec", "element_spec")
+_REFUSED_OUTFEED_ARGUMENTS = ("outfeed_mode", "device_ordinal")
 _OVERRIDES = (
     "train_step",
     "test_step",
@@ -35,12 +39,32 @@ _OVERRIDES = (
 _stock: Dict[str, Callable[..., Any]] = {}
 
 
+class ReplicatedMetricReductionMethod(enum.Enum):
+    """What `fit` and `evaluate` tell of the replicas' metrics. NONE: those of the last one."""
+
+    NONE = 0
+    LIST = 1
+    SUM = 2
+    MEAN = 3
+
+    @classmethod
+    def parse(cls, method: Any) -> ReplicatedMetricReductionMethod:
+        """Returns the method of a name or of the enum itself."""
+        if isinstance(method, cls):
+            return method
+        if isinstance(method, str) and method.upper() in cls.__members__:
+            return cls[method.upper()]
+        raise ValueError(f"{method!r} is not a reduction of metrics; it is one of {', '.join(cls.__members__)}.")
+
+
 @dataclasses.dataclass
 class Options:
-    """The IPU options of one model."""
+    """The IPU options of one model that is no pipeline, and those that all models have."""
 
     accumulation: int = 1
     method: Method = Method.SUM
+    metrics: ReplicatedMetricReductionMethod = ReplicatedMetricReductionMethod.NONE
+    asynchronous: bool = False
 
 
 def extend_keras() -> None:
@@ -52,6 +76,11 @@ def extend_keras() -> None:
         "fit": _fit,
         "evaluate": _evaluate,
         "predict": _predict,
+        "train_on_batch": _on_batch("train_on_batch"),
+        "test_on_batch": _on_batch("test_on_batch"),
+        "predict_on_batch": _on_batch("predict_on_batch"),
+        "reset_metrics": _reset_metrics,
+        "_validate_and_get_metrics_result": _keep_logs,
         "make_train_function": _make_train_function,
         "make_test_function": _make_test_function,
         "make_predict_function": _make_predict_function,
@@ -59,9 +88,20 @@ def extend_keras() -> None:
     for name in _OVERRIDES:
         _stock[name] = getattr(model, name)
     for name, replacement in replacements.items():
+        if not hasattr(model, name):
+            continue
         _stock[name] = getattr(model, name)
         setattr(model, name, functools.wraps(_stock[name])(replacement))
-    model.set_gradient_accumulation_options = set_gradient_accumulation_options
+    for method in (
+        set_gradient_accumulation_options,
+        set_replication_options,
+        set_asynchronous_callbacks,
+        set_infeed_queue_options,
+        set_outfeed_queue_options,
+        export_for_ipu_serving,
+    ):
+        setattr(model, method.__name__, method)
+    pipelines.attach()
 
 
 def is_on_ipu(model: Any) -> bool:
@@ -77,8 +117,12 @@ def options_of(model: Any) -> Options:
 
 def local_replicas(model: Any) -> int:
     """Returns how often this process's device holds the model."""
-    del model
-    return ipu_config.configured_system().ipus_per_device[0]
+    ipus, width = ipu_config.configured_system().ipus_per_device[0], pipelines.ipus_per_replica(model)
+    if ipus % width:
+        raise tf.errors.InternalError(
+            None, None, f"The device's {ipus} IPUs are not a multiple of the {width} that the pipeline needs."
+        )
+    return ipus // width
 
 
 def set_gradient_accumulation_options(
@@ -94,13 +138,44 @@ def set_gradient_accumulation_options(
     steps = gradient_accumulation_steps_per_replica
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
-    for name in _REFUSED_OPTIMIZER_ARGUMENTS:
-        if name in gradient_accumulation_optimizer_kwargs:
-            raise ValueError(f"{name} cannot be given as an argument of the gradient accumulation optimizer.")
+    _refuse(gradient_accumulation_optimizer_kwargs, _REFUSED_OPTIMIZER_ARGUMENTS, "gradient accumulation optimizer")
     options = options_of(self)
     options.method = Method.parse(gradient_accumulation_reduction_method)
     if steps is not None:
         options.accumulation = steps
+
+
+def set_replication_options(self: Any, replicated_metric_reduction_method: Any = "NONE") -> None:
+    """Sets what is told of the metrics of several replicas."""
+    _require_ipu(self, "set_replication_options")
+    options_of(self).metrics = ReplicatedMetricReductionMethod.parse(replicated_metric_reduction_method)
+
+
+def set_asynchronous_callbacks(self: Any, asynchronous: bool = False) -> None:
+    """Sets whether callbacks are called for every step of every replica, or once per execution."""
+    _require_ipu(self, "set_asynchronous_callbacks")
+    options_of(self).asynchronous = bool(asynchronous)
+
+
+def set_infeed_queue_options(self: Any, **kwargs: Any) -> None:
+    """Sets options of the queue of inputs; they are checked, and have no effect on a host."""
+    _require_ipu(self, "set_infeed_queue_options")
+    _refuse(kwargs, _REFUSED_INFEED_ARGUMENTS, "infeed queue")
+    ipu_infeed_queue.check_options(**kwargs)
+
+
+def set_outfeed_queue_options(self: Any, **kwargs: Any) -> None:
+    """Sets options of the queue of outputs; they are checked, and have no effect on a host."""
+    _require_ipu(self, "set_outfeed_queue_options")
+    _refuse(kwargs, _REFUSED_OUTFEED_ARGUMENTS, "outfeed queue")
+    ipu_outfeed_queue.IPUOutfeedQueue(**kwargs)
+
+
+def export_for_ipu_serving(self: Any, export_dir: str, *args: Any, **kwargs: Any) -> Any:
+    """Writes the model as a SavedModel for serving."""
+    from tf_ipu_dp.emulator.ipu import serving
+
+    return serving.export_model(self, export_dir, *args, **kwargs)
 
 
 def _require_ipu(model: Any, name: str) -> None:
@@ -108,12 +183,25 @@ def _require_ipu(model: Any, name: str) -> None:
         raise AttributeError(f"{name} is for models made in the scope of an IPU strategy.")
 
 
+def _refuse(given: Dict[str, Any], names: Tuple[str, ...], what: str) -> None:
+    for name in names:
+        if name in given:
+            raise ValueError(f"{name} cannot be given as an argument of the {what}.")
+
+
+def _accumulation(model: Any) -> int:
+    """Returns the micro batches of one replica that make one update."""
+    if pipelines.is_pipelined(model):
+        return pipelines.pipelining_of(model).accumulation or 1
+    return options_of(model).accumulation
+
+
 def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not is_on_ipu(self):
         return _stock["fit"](self, x, y, *args, **kwargs)
     given = _bind("fit", self, x, y, *args, **kwargs)
-    _check_model(self)
-    accumulation = options_of(self).accumulation
+    _check_model(self, training=True)
+    accumulation = _accumulation(self)
     _check_accumulation(_steps_per_execution(self), accumulation)
     adapters = _data_adapter()
     if given.get("validation_split") and given.get("validation_data") is None:
@@ -138,6 +226,9 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
     given.update(x=dealt.dataset, y=None, sample_weight=None, batch_size=None, class_weight=None, shuffle=False)
     given["steps_per_epoch"] = dealt.steps
     with _cut_execution(self, dealt.steps):
+        _check_pipeline(self, dealt, training=True)
+        if _tells_each_step(self):
+            given["callbacks"] = _EachStep(self, given["callbacks"], given["verbose"], given["epochs"], dealt.steps)
         return _stock["fit"](self, **given)
 
 
@@ -154,20 +245,82 @@ def _predict(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
-    _check_model(model)
+    _check_model(model, training=False)
     dealt = _deal(model, given["x"], given.get("y"), given.get("sample_weight"), given["batch_size"], given["steps"])
     given.update({key: None for key in ("y", "sample_weight") if key in given})
     given.update(x=dealt.dataset, batch_size=None, steps=dealt.steps)
     with _cut_execution(model, dealt.steps):
+        _check_pipeline(model, dealt, training=False)
         return _stock[name](model, **given)
+
+
+def _on_batch(name: str) -> Callable[..., Any]:
+    """Returns `train_on_batch` and the like: one micro batch, for one replica that takes one step at a time."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_on_ipu(self):
+            return _stock[name](self, *args, **kwargs)
+        _check_model(self, training=name == "train_on_batch")
+        wanted = _steps_per_execution(self) * local_replicas(self)
+        if wanted > 1:
+            raise ValueError(
+                f"{name} has one batch, and an execution takes {wanted} of them: {local_replicas(self)} replicas x "
+                f"steps_per_execution={_steps_per_execution(self)}. Use fit, evaluate or predict."
+            )
+        with _cut_execution(self, 1):
+            return _stock[name](self, *args, **kwargs)
+
+    return run
+
+
+def _reset_metrics(self: Any) -> None:
+    _stock["reset_metrics"](self)
+    execution.reset_metrics(self)
+
+
+def _keep_logs(self: Any, logs: Any) -> Any:
+    """The logs are those of the replicas; the metrics that later releases of Keras would ask are one replica's."""
+    return logs if is_on_ipu(self) else _stock["_validate_and_get_metrics_result"](self, logs)
+
+
+def _tells_each_step(model: Any) -> bool:
+    accumulates = pipelines.is_pipelined(model) and pipelines.pipelining_of(model).accumulate_outfeed
+    return options_of(model).asynchronous and not accumulates
+
+
+class _EachStep(tf.keras.callbacks.CallbackList):  # type: ignore[misc]
+    """Calls the callbacks of training for every step of every replica, when the execution that made them is done."""
+
+    def __init__(self, model: Any, callbacks: Any, verbose: Any, epochs: int, steps: int) -> None:
+        verbose = 1 if verbose == "auto" else verbose
+        super().__init__(callbacks, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose,
+                         epochs=epochs, steps=steps)  # fmt: skip
+        self._model, self._first = model, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remembers where the execution begins."""
+        self._first = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tells of every step."""
+        told = list(execution.step_logs(self._model))
+        for number, logs_of_step in enumerate(told):
+            count = local_replicas(self._model)
+            for replica in range(count):
+                own = {name: float(value[replica] if count > 1 else value) for name, value in logs_of_step.items()}
+                super().on_train_batch_begin(self._first + number)
+                super().on_train_batch_end(self._first + number, own)
 
 
 def _make_train_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_train_function"](self, force)
-    options = options_of(self)
     execution.build_optimizer(self)
-    shape = _execution_shape(self, accumulation=options.accumulation, mean=options.method is not Method.SUM)
+    pipelined = pipelines.is_pipelined(self)
+    method = pipelines.pipelining_of(self).method if pipelined else options_of(self).method
+    shape = _execution_shape(
+        self, accumulation=_accumulation(self), mean=method is not Method.SUM, each_step=_tells_each_step(self)
+    )
     self.train_function = _cached(self, "train", shape, force, self.train_function, execution.make_train_function)
     self.train_tf_function = self.train_function
     return self.train_function
@@ -190,8 +343,14 @@ def _make_predict_function(self: Any, force: bool = False) -> Any:
 
 
 def _execution_shape(model: Any, **training: Any) -> execution.Shape:
-    generation = random_numbers.generation()
-    return execution.Shape(_steps_per_execution(model), local_replicas(model), generation=generation, **training)
+    reduction = ReplicatedMetricReductionMethod.NONE if pipelines.is_pipelined(model) else options_of(model).metrics
+    return execution.Shape(
+        _steps_per_execution(model),
+        local_replicas(model),
+        metrics=reduction.name,
+        generation=random_numbers.generation(),
+        **training,
+    )
 
 
 def _cached(model: Any, name: str, shape: execution.Shape, force: bool, present: Any, make: Callable[..., Any]) -> Any:
@@ -225,16 +384,11 @@ def _deal(
     replicas = local_replicas(model)
     adapters = _data_adapter()
     dataset = _as_dataset(adapters, x, y, sample_weight, batch_size, shuffle)
-    for spec in tf.nest.flatten(dataset.element_spec):
-        if not spec.shape.is_fully_defined():
-            raise ValueError(
-                f"The dataset's elements have shape {spec.shape}, but shapes must be known: "
-                "use batch(..., drop_remainder=True)."
-            )
     if class_weight:
         dataset = dataset.map(adapters._make_class_weight_map_fn(class_weight))
     if any(spec.dtype == tf.float64 for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = _map(dataset, _to_float32)
+    ipu_infeed_queue.check_dataset(dataset)
 
     length = int(dataset.cardinality().numpy())
     if steps is None and length == tf.data.INFINITE_CARDINALITY:
@@ -284,13 +438,27 @@ def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: O
     return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: Any, training: bool) -> None:
     if model.run_eagerly:
         raise RuntimeError("run_eagerly=True cannot be used with an IPU strategy.")
     for name in _OVERRIDES:
         own = getattr(type(model), name)
         if own is not getattr(tf.keras.Model, name):
             raise RuntimeError(f"{type(model).__name__} overrides {name}, which an IPU strategy does not support.")
+    if training and (pipelines.is_pipelined(model) or options_of(model).accumulation > 1):
+        minimize = getattr(type(model.optimizer), "minimize", None)
+        if minimize is not None and minimize.__module__.split(".")[0] not in ("keras", "tensorflow", "tf_ipu_dp"):
+            raise ValueError(
+                f"{type(model.optimizer).__name__} overrides minimize, which cannot be used with accumulated gradients."
+            )
+    pipelines.check_before_run(model, training)
+
+
+def _check_pipeline(model: Any, dealt: _Dealt, training: bool) -> None:
+    """What the SDK finds out only when it compiles."""
+    inputs = dealt.dataset.element_spec
+    inputs = inputs[0] if isinstance(inputs, tuple) else inputs
+    pipelines.check_before_run(model, training, _steps_per_execution(model), inputs)
 
 
 def _check_accumulation(steps_per_execution: int, accumulation: int) -> None:
@@ -307,15 +475,15 @@ def _steps_per_execution(model: Any) -> int:
 
 
 class _cut_execution:  # noqa: N801
-    """Cuts the execution to the steps there are, as long as a loop runs."""
+    """Holds the device while a loop runs, and cuts the execution to the steps there are."""
 
     def __init__(self, model: Any, steps: int) -> None:
         self._model, self._steps, self._before = model, steps, _steps_per_execution(model)
         self._host: Any = ipu_infeed_queue.on_host()
 
     def __enter__(self) -> None:
-        self._host.__enter__()
         ipu_config.configured_system().attach()
+        self._host.__enter__()
         if self._before > self._steps:
             logging.getLogger("tensorflow").warning(
                 "steps_per_execution=%d is larger than the %d steps per replica and is cut to that.",
@@ -328,6 +496,14 @@ class _cut_execution:  # noqa: N801
         self._host.__exit__(*raised)
         if self._before > self._steps:
             self._model._steps_per_execution.assign(self._before)
+        _let_go_of_iterators()
+
+
+def _let_go_of_iterators() -> None:
+    """Deletes iterators in the background: tf.data may take seconds for it, waiting for its tuning thread."""
+    iterators = list(execution.in_use)
+    execution.in_use.clear()
+    threading.Thread(target=iterators.clear, daemon=True).start()
 
 
 def _bind(name: str, model: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:

@@ -2,9 +2,9 @@
 
 Stages change no number, because a pipeline computes what the layers one after the other compute; so they are kept,
 checked, shown and saved here, and the model runs as any other. A stage comes from `set_pipeline_stage_assignment`, or
-from a `PipelineStage` in which a layer was called or, failing that, made. The calls of a functional model are Keras'
-nodes. Those of a `Model` subclass are found by tracing it once; plain TensorFlow operations between its layers have no
-entry. A subclass that is a layer of a functional or sequential model counts as one layer.
+from a `PipelineStage` in which a layer was called or, failing that, made. Plain TensorFlow operations between the
+layers of a `Model` subclass have no stage. A subclass that is a layer of a functional or sequential model counts as one
+layer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,27 @@ import functools
 import importlib
 import json
 import logging
-import numbers
-import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator import layer_calls
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from tf_ipu_dp.emulator.ipu.ops import pipelining_ops
 from tf_ipu_dp.emulator.ipu.ops.pipelining_ops import PipelineSchedule
+from tf_ipu_dp.emulator.layer_calls import (
+    FunctionalLayerPipelineStageAssignment,
+    FunctionalNestedModelPipelineStageAssignment,
+    ModelLayerPipelineStageAssignment,
+    NestedAssignment,
+    NestedModelPipelineStageAssignment,
+    SequentialLayerPipelineStageAssignment,
+    SequentialNestedModelPipelineStageAssignment,
+    stages_in,
+    title_of,
+)
 
 _STATE = "_ipu_emulator_pipeline"
-_STAGE = "_ipu_emulator_stage"
 _CONFIG = "ipu_pipelining"
 _NOWHERE = -1
 
@@ -64,7 +73,7 @@ _REFUSED = (
 
 _SEQUENTIAL = tf.keras.Sequential
 _FUNCTIONAL = tf.keras.Sequential.__mro__[1]
-_open = threading.local()
+_BATCH_NORM = tf.keras.layers.BatchNormalization
 
 
 class PipelineAssignmentError(ValueError, RuntimeError):
@@ -81,184 +90,6 @@ class PipeliningOptions:
     device_mapping: Optional[List[int]] = None
     accumulate_outfeed: bool = False
     others: Dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-class _LayerAssignment:
-    """The stage of a layer."""
-
-    def __init__(self, layer: Any, pipeline_stage: Optional[int]) -> None:
-        self._layer = layer
-        self._pipeline_stage = pipeline_stage
-
-    @property
-    def layer(self) -> Any:
-        return self._layer
-
-    @property
-    def pipeline_stage(self) -> Optional[int]:
-        """The stage; None if there is none."""
-        return self._pipeline_stage
-
-    @pipeline_stage.setter
-    def pipeline_stage(self, value: Optional[int]) -> None:
-        self._pipeline_stage = value
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {_title(self)}: {self.pipeline_stage}>"
-
-
-class SequentialLayerPipelineStageAssignment(_LayerAssignment):
-    """The stage of a layer of a `Sequential` model."""
-
-    def __init__(self, layer: Any, pipeline_stage: Optional[int] = None) -> None:
-        super().__init__(layer, pipeline_stage)
-
-
-class FunctionalLayerPipelineStageAssignment(_LayerAssignment):
-    """The stage of one call of a layer of a functional model. A layer can be called several times."""
-
-    def __init__(self, layer: Any, node_index: int, pipeline_stage: Optional[int] = None) -> None:
-        super().__init__(layer, pipeline_stage)
-        self._node_index = node_index
-
-    @property
-    def node_index(self) -> int:
-        """Which of the layer's calls it is."""
-        return self._node_index
-
-    @property
-    def inbound_layers(self) -> List[Any]:
-        """The layers whose outputs the call gets."""
-        return _inbound_layers(self._layer, self._node_index)
-
-
-class ModelLayerPipelineStageAssignment(_LayerAssignment):
-    """The stage of one call of a layer of a `Model` subclass. A layer can be called several times."""
-
-    def __init__(self, layer: Any, node_index: int, pipeline_stage: Optional[int] = None) -> None:
-        super().__init__(layer, pipeline_stage)
-        self._node_index = node_index
-        self._inbound: List[Any] = []
-
-    @property
-    def node_index(self) -> int:
-        """Which of the layer's calls it is."""
-        return self._node_index
-
-    @property
-    def inbound_layers(self) -> List[Any]:
-        """The layers whose outputs the call gets."""
-        return list(self._inbound)
-
-
-class _NestedAssignment:
-    """The stages of the layers of a model that is a layer of another one."""
-
-    def __init__(self, nested_model: Any, assignments: Optional[List[Any]]) -> None:
-        self._nested_model = nested_model
-        self._assignments = _copies(_current(nested_model), None) if assignments is None else assignments
-
-    @property
-    def nested_model(self) -> Any:
-        return self._nested_model
-
-    @property
-    def layer(self) -> Any:
-        """The nested model, which is a layer too."""
-        return self._nested_model
-
-    @property
-    def pipeline_stage_assignments(self) -> List[Any]:
-        """The assignments of the nested model's layers."""
-        return self._assignments
-
-    @property
-    def pipeline_stage(self) -> Optional[int]:
-        """The stage that all layers of the nested model have in common; None if there is none. Setting it sets all."""
-        stages = set(_stages(self._assignments))
-        return stages.pop() if len(stages) == 1 else None
-
-    @pipeline_stage.setter
-    def pipeline_stage(self, value: Optional[int]) -> None:
-        for assignment in self._assignments:
-            assignment.pipeline_stage = value
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {_title(self)}: {self._assignments}>"
-
-
-class SequentialNestedModelPipelineStageAssignment(_NestedAssignment):
-    """The stages of a model inside a `Sequential` model."""
-
-    def __init__(self, nested_model: Any, pipeline_stage_assignments: Optional[List[Any]] = None) -> None:
-        super().__init__(nested_model, pipeline_stage_assignments)
-
-
-class FunctionalNestedModelPipelineStageAssignment(_NestedAssignment):
-    """The stages of one call of a model inside a functional model. Each call has stages of its own."""
-
-    def __init__(
-        self, nested_model: Any, node_index: int, pipeline_stage_assignments: Optional[List[Any]] = None
-    ) -> None:
-        super().__init__(nested_model, pipeline_stage_assignments)
-        self._node_index = node_index
-
-    @property
-    def node_index(self) -> int:
-        """Which of the nested model's calls it is."""
-        return self._node_index
-
-    @property
-    def inbound_layers(self) -> List[Any]:
-        """The layers whose outputs the call gets."""
-        return _inbound_layers(self._nested_model, self._node_index)
-
-
-class NestedModelPipelineStageAssignment(_NestedAssignment):
-    """The stages of one call of a model inside a `Model` subclass. Each call has stages of its own."""
-
-    def __init__(
-        self, nested_model: Any, node_index: int, pipeline_stage_assignments: Optional[List[Any]] = None
-    ) -> None:
-        super().__init__(nested_model, pipeline_stage_assignments)
-        self._node_index = node_index
-        self._inbound: List[Any] = []
-
-    @property
-    def node_index(self) -> int:
-        """Which of the nested model's calls it is."""
-        return self._node_index
-
-    @property
-    def inbound_layers(self) -> List[Any]:
-        """The layers whose outputs the call gets."""
-        return list(self._inbound)
-
-
-class PipelineStage:
-    """Layers that are called, or made, inside belong to a stage."""
-
-    def __init__(self, stage: int) -> None:
-        if isinstance(stage, bool) or not isinstance(stage, numbers.Integral):
-            raise TypeError(f"A pipeline stage is an int, not {stage!r}.")
-        if stage < 0:
-            raise ValueError(f"A pipeline stage is 0 or more, not {stage}.")
-        self._stage: int = int(stage)
-
-    def __enter__(self) -> PipelineStage:
-        from tf_ipu_dp.emulator.ipu import ipu_strategy
-
-        if _open_stage() is not None:
-            raise RuntimeError(f"PipelineStage({self._stage}) stands inside PipelineStage({_open_stage()}).")
-        if not isinstance(tf.distribute.get_strategy(), ipu_strategy.IPUStrategyV1):
-            raise RuntimeError("PipelineStage can be used in the scope of an IPUStrategy only.")
-        _hooks.hold()
-        _open.stage = self._stage
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _open.stage = None
-        _hooks.release()
 
 
 def attach() -> None:
@@ -303,7 +134,7 @@ def set_pipeline_stage_assignment(self: Any, pipeline_stage_assignment: List[Any
         what = "layers" if isinstance(self, _SEQUENTIAL) else "calls of layers"
         raise ValueError(f"There are {len(given)} pipeline stage assignments for {len(unassigned)} {what}.")
     entries = [_as_assignment(one, pattern) for one, pattern in zip(given, unassigned)]
-    for stage in _stages(entries):
+    for stage in stages_in(entries):
         if stage is None:
             raise PipelineAssignmentError("Some layers are not assigned to a pipeline stage, but all must be.")
         if type(stage) is not int or stage < 0:
@@ -311,7 +142,7 @@ def set_pipeline_stage_assignment(self: Any, pipeline_stage_assignment: List[Any
     _check_flow(self, entries)
     if isinstance(self, _SEQUENTIAL) and _missing_stages(entries):
         raise ValueError(
-            f"The pipeline stages {_stages(entries)} must begin with 0, and each must be the one before or the next."
+            f"The pipeline stages {stages_in(entries)} must begin with 0, and each must be the one before or the next."
         )
     given[:] = entries
     state = _state_of(self)
@@ -380,21 +211,33 @@ def pipelining_of(model: Any) -> PipeliningOptions:
     return _state_of(model).options
 
 
+def prepare(model: Any, inputs: Any) -> None:
+    """Finds the stages of a `Model` subclass that has not been built, from the specs of its inputs."""
+    if _is_on_ipu(model) and _is_subclass(model) and _may_be_pipelined(model):
+        _trace(model, inputs)
+
+
 def is_pipelined(model: Any) -> bool:
-    """Whether a layer belongs to a stage. For a subclass that has not been built: whether one was made in one."""
-    if not _is_on_ipu(model):
-        return False
-    if _is_subclass(model) and _state_of(model).trace is None:
-        if not _may_be_pipelined(model):
-            return False
-        if _trace(model) is None:
-            return any(_STAGE in vars(layer) for layer in model.submodules)
-    return any(stage is not None for stage in _stages(_current(model)))
+    """Whether a layer belongs to a stage."""
+    return any(stage is not None for stage in _known_stages(model))
 
 
 def stage_count(model: Any) -> int:
     """Returns the number of stages; 0 for a model that is no pipeline."""
-    return len({stage for stage in _stages(_current(model)) if stage is not None}) if is_pipelined(model) else 0
+    return len({stage for stage in _known_stages(model) if stage is not None})
+
+
+def _known_stages(model: Any) -> List[Any]:
+    """Returns the stages in order. Of a subclass that has not been built, those that layers were made in are known."""
+    if not _is_on_ipu(model):
+        return []
+    state = _state_of(model)
+    if _is_subclass(model) and state.assignment is None:
+        if state.trace is None and not _may_be_pipelined(model):
+            return []
+        if _trace(model) is None:
+            return [layer_calls.stage_of(layer) for layer in _inner_layers(model)]
+    return stages_in(_current(model))
 
 
 def ipus_per_replica(model: Any) -> int:
@@ -407,23 +250,23 @@ def ipus_per_replica(model: Any) -> int:
 def check_before_run(model: Any, training: bool, steps_per_execution: Optional[int] = None, inputs: Any = None) -> None:
     """Raises what the SDK raises when a pipelined model is run that cannot be; other models pass.
 
-    `inputs` are the specs of the model's inputs, which a subclass needs that has not been built. The number of
-    iterations is checked if `steps_per_execution` is given: the SDK finds it out last, when it compiles.
+    `inputs` are for `prepare`; a subclass that has not been built passes without them. The number of iterations is
+    checked if `steps_per_execution` is given: the SDK finds it out last, when it compiles.
     """
-    if not _is_on_ipu(model):
+    if inputs is not None:
+        prepare(model, inputs)
+    if not is_pipelined(model) and not (_is_on_ipu(model) and _is_stale(model)):
         return
-    if _is_subclass(model) and inputs is not None and _may_be_pipelined(model):
-        _trace(model, inputs)
+    if _is_subclass(model) and _trace(model) is None:
+        return
     if _is_stale(model):
         raise PipelineAssignmentError(
             "Layers were added or removed after the pipeline stages were assigned: assign or reset them again."
         )
-    if not is_pipelined(model):
-        return
     if not _is_subclass(model) and type(model).call not in (_SEQUENTIAL.call, _FUNCTIONAL.call):
         raise RuntimeError(f"{type(model).__name__} overrides call, which a pipelined model cannot do.")
     entries = _current(model)
-    stages = _stages(entries)
+    stages = stages_in(entries)
     if None in stages:
         raise PipelineAssignmentError(
             f"{stages.count(None)} of {len(stages)} layers are not assigned to a pipeline stage: "
@@ -450,7 +293,9 @@ def _check_options(model: Any, training: bool) -> None:
             "gradient_accumulation_steps_per_replica."
         )
     pipelining_ops.check_layout(stages, _devices(model), options.schedule, training, *lists)
-    if training and any(isinstance(layer, tf.keras.layers.BatchNormalization) for layer in model.submodules):
+    state = _state_of(model)
+    if training and not state.warned and any(isinstance(layer, _BATCH_NORM) for layer in _inner_layers(model)):
+        state.warned = True
         logging.getLogger("tensorflow").warning(
             "The moving statistics of batch normalisation are not updated properly when a model is pipelined."
         )
@@ -477,9 +322,9 @@ def render_summary(model: Any, line_length: Optional[int] = None) -> List[str]:
 def _rows(entries: Sequence[Any], columns: int, indent: str) -> Iterator[List[List[str]]]:
     """Yields for every entry the lines of its row: a second line has one more input layer."""
     for entry in entries:
-        nested = isinstance(entry, _NestedAssignment)
+        nested = isinstance(entry, NestedAssignment)
         stage = "" if nested else "-" if entry.pipeline_stage is None else str(entry.pipeline_stage)
-        title = indent + _title(entry)
+        title = indent + title_of(entry)
         if columns == 2:
             yield [[title, stage]]
         else:
@@ -494,11 +339,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "".join(cut).rstrip()
 
 
-def _title(entry: Any) -> str:
-    title = f"{entry.layer.name} ({type(entry.layer).__name__})"
-    return f"{title} ({entry.node_index})" if hasattr(entry, "node_index") else title
-
-
 @dataclasses.dataclass
 class _State:
     """What is kept for one model."""
@@ -507,8 +347,9 @@ class _State:
     options_set: bool = False
     assignment: Optional[List[Any]] = None
     scopes: bool = True  # whether stages come from PipelineStage when none were assigned
+    warned: bool = False
     build_shape: Any = None
-    trace: Optional[_Call] = None
+    trace: Optional[layer_calls.Call] = None
 
 
 def _state_of(model: Any) -> _State:
@@ -557,7 +398,7 @@ def _alike(left: Sequence[Any], right: Sequence[Any]) -> bool:
         and one.layer is other.layer
         and getattr(one, "node_index", None) == getattr(other, "node_index", None)
         and (
-            not isinstance(one, _NestedAssignment)
+            not isinstance(one, NestedAssignment)
             or _alike(one.pipeline_stage_assignments, other.pipeline_stage_assignments)
         )
         for one, other in zip(left, right)
@@ -569,7 +410,7 @@ def _fresh(model: Any, scopes: bool) -> List[Any]:
     if isinstance(model, _SEQUENTIAL):
         entries = [_sequential_entry(layer) for layer in model.layers]
     elif not _is_subclass(model):
-        entries = [_functional_entry(node) for node in _nodes(model)]
+        entries = [_functional_entry(node) for node in layer_calls.nodes_of(model)]
     else:
         trace = _trace(model)
         if trace is None:
@@ -584,46 +425,70 @@ def _fresh(model: Any, scopes: bool) -> List[Any]:
 
 
 def _sequential_entry(layer: Any) -> Any:
-    called = [vars(node)[_STAGE] for node in layer._inbound_nodes if _STAGE in vars(node)]
-    stage = called[0] if called else vars(layer).get(_STAGE)
+    stages = map(layer_calls.stage_of, layer._inbound_nodes)
+    called = next((stage for stage in stages if stage is not None), None)
     if isinstance(layer, _FUNCTIONAL):
-        return SequentialNestedModelPipelineStageAssignment(layer, _copies(_current(layer), stage))
-    return SequentialLayerPipelineStageAssignment(layer, stage)
+        return SequentialNestedModelPipelineStageAssignment(layer, _for_one_call(_current(layer), layer, called))
+    # Keras calls the layers when the model is put together, so where a layer was made says more.
+    made = layer_calls.stage_of(layer)
+    return SequentialLayerPipelineStageAssignment(layer, called if made is None else made)
 
 
 def _functional_entry(node: Any) -> Any:
-    layer = node.layer
+    layer, called = node.layer, layer_calls.stage_of(node)
     index = next(number for number, one in enumerate(layer._inbound_nodes) if one is node)
-    stage = vars(node).get(_STAGE, vars(layer).get(_STAGE))
     if isinstance(layer, _FUNCTIONAL):
-        return FunctionalNestedModelPipelineStageAssignment(layer, index, _copies(_current(layer), stage))
-    return FunctionalLayerPipelineStageAssignment(layer, index, stage)
+        inner = _for_one_call(_current(layer), layer, called)
+        return FunctionalNestedModelPipelineStageAssignment(layer, index, inner)
+    return FunctionalLayerPipelineStageAssignment(layer, index, _stage_of_call(layer, called))
 
 
-def _model_entry(call: _Call) -> Any:
+def _model_entry(call: layer_calls.Call) -> Any:
     layer = call.layer
-    stage = vars(layer).get(_STAGE) if call.stage is None else call.stage
     entry: Any
-    if isinstance(layer, _FUNCTIONAL):
-        entry = NestedModelPipelineStageAssignment(layer, call.index, _copies(_current(layer), stage))
-    elif isinstance(layer, tf.keras.Model) and call.calls:
-        inner = _copies([_model_entry(one) for one in call.calls], stage)
+    if isinstance(layer, _FUNCTIONAL) or (isinstance(layer, tf.keras.Model) and call.calls):
+        entries = _current(layer) if isinstance(layer, _FUNCTIONAL) else [_model_entry(one) for one in call.calls]
+        inner = _for_one_call(entries, layer, call.stage)
         entry = NestedModelPipelineStageAssignment(layer, call.index, inner)
     else:
-        entry = ModelLayerPipelineStageAssignment(layer, call.index, stage)
+        entry = ModelLayerPipelineStageAssignment(layer, call.index, _stage_of_call(layer, call.stage))
     entry._inbound = [source.layer for source in call.sources]
     return entry
 
 
-def _copies(entries: Sequence[Any], stage: Optional[int]) -> List[Any]:
-    """Returns assignments of their own for one call of a nested model. Where there is no stage, the call's is taken."""
+def _stage_of_call(layer: Any, called: Optional[int]) -> Optional[int]:
+    """Returns the stage that a layer was called in, or else the one that it was made in."""
+    return layer_calls.stage_of(layer) if called is None else called
+
+
+def _for_one_call(entries: Sequence[Any], layer: Any, called: Optional[int]) -> List[Any]:
+    """Returns a nested model's assignments for one of its calls: in the stage of the call, if it has one."""
+    own = _copies(entries)
+    for entry in own if called is not None else ():
+        entry.pipeline_stage = called
+    _fill_in(own, layer_calls.stage_of(layer))
+    return own
+
+
+def _fill_in(entries: Sequence[Any], stage: Optional[int]) -> None:
+    for entry in entries:
+        if isinstance(entry, NestedAssignment):
+            _fill_in(entry.pipeline_stage_assignments, stage)
+        elif entry.pipeline_stage is None:
+            entry.pipeline_stage = stage
+
+
+def assignments_of(model: Any) -> List[Any]:
+    """Returns the assignments in force, as copies that can be changed."""
+    return _copies(_current(model))
+
+
+def _copies(entries: Sequence[Any]) -> List[Any]:
     copies = []
     for entry in entries:
         own = copy.copy(entry)
-        if isinstance(entry, _NestedAssignment):
-            own._assignments = _copies(entry.pipeline_stage_assignments, stage)
-        elif own.pipeline_stage is None:
-            own.pipeline_stage = stage
+        if isinstance(entry, NestedAssignment):
+            own._assignments = _copies(entry.pipeline_stage_assignments)
         copies.append(own)
     return copies
 
@@ -637,8 +502,8 @@ def _as_assignment(given: Any, pattern: Any) -> Any:
             f"{pattern.layer.name} needs a {type(pattern).__name__}, but was given a {type(given).__name__}."
         )
     if given.layer is not pattern.layer or getattr(given, "node_index", 0) != getattr(pattern, "node_index", 0):
-        raise ValueError(f"The assignment of {_title(given)} stands in the place of {_title(pattern)}.")
-    if isinstance(pattern, _NestedAssignment):
+        raise ValueError(f"The assignment of {title_of(given)} stands in the place of {title_of(pattern)}.")
+    if isinstance(pattern, NestedAssignment):
         inner, patterns = given.pipeline_stage_assignments, pattern.pipeline_stage_assignments
         if not isinstance(inner, list) or len(inner) != len(patterns):
             raise ValueError(f"The nested model {pattern.layer.name} needs a list of {len(patterns)} assignments.")
@@ -646,18 +511,8 @@ def _as_assignment(given: Any, pattern: Any) -> Any:
     return given
 
 
-def _stages(entries: Sequence[Any]) -> List[Any]:
-    """Returns all stages in order, those of nested models in their place."""
-    stages: List[Any] = []
-    for entry in entries:
-        stages += _stages(entry.pipeline_stage_assignments) if isinstance(entry, _NestedAssignment) else [
-            entry.pipeline_stage
-        ]  # fmt: skip
-    return stages
-
-
 def _missing_stages(entries: Sequence[Any]) -> List[int]:
-    stages = set(_stages(entries))
+    stages = set(stages_in(entries))
     return sorted(set(range(max(stages, default=0) + 1)) - stages)
 
 
@@ -678,18 +533,18 @@ def _flow(model: Any, entries: Sequence[Any], given: List[int]) -> List[int]:
         return _flow_of_calls(trace.calls, entries, given)
     inputs = tf.nest.flatten(model.inputs)
     at = dict(zip(map(id, inputs), _spread(given, len(inputs))))
-    for node, entry in zip(_nodes(model), entries):
+    for node, entry in zip(layer_calls.nodes_of(model), entries):
         outputs = tf.nest.flatten(node.outputs)
         passed = _pass(entry, [at.get(id(tensor), _NOWHERE) for tensor in node.keras_inputs])
         at.update(zip(map(id, outputs), _spread(passed, len(outputs))))
     return [at.get(id(tensor), _NOWHERE) for tensor in tf.nest.flatten(model.outputs)]
 
 
-def _flow_of_calls(calls: Sequence[_Call], entries: Sequence[Any], given: List[int]) -> List[int]:
+def _flow_of_calls(calls: Sequence[layer_calls.Call], entries: Sequence[Any], given: List[int]) -> List[int]:
     at: Dict[int, int] = {}
     for call, entry in zip(calls, entries):
         arrived = [at[id(source)] for source in call.sources] or given
-        if isinstance(entry, _NestedAssignment) and _is_subclass(call.layer):
+        if isinstance(entry, NestedAssignment) and _is_subclass(call.layer):
             passed = _flow_of_calls(call.calls, entry.pipeline_stage_assignments, arrived)
         else:
             passed = _pass(entry, arrived)
@@ -698,12 +553,12 @@ def _flow_of_calls(calls: Sequence[_Call], entries: Sequence[Any], given: List[i
 
 
 def _pass(entry: Any, arrived: List[int]) -> List[int]:
-    if isinstance(entry, _NestedAssignment):
+    if isinstance(entry, NestedAssignment):
         return _flow(entry.nested_model, entry.pipeline_stage_assignments, arrived or [_NOWHERE])
     latest = max(arrived, default=_NOWHERE)
     if entry.pipeline_stage < latest:
         raise ValueError(
-            f"{_title(entry)} in the pipeline stage {entry.pipeline_stage} needs data of the later stage {latest}."
+            f"{title_of(entry)} in the pipeline stage {entry.pipeline_stage} needs data of the later stage {latest}."
         )
     return [entry.pipeline_stage]
 
@@ -712,137 +567,38 @@ def _spread(stages: List[int], count: int) -> List[int]:
     return stages if len(stages) == count else [max(stages, default=_NOWHERE)] * count
 
 
-def _nodes(model: Any) -> List[Any]:
-    """Returns a functional model's calls in post-order: each after those that it depends on. Inputs are left out."""
-    by_depth = model._nodes_by_depth
-    inside = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-    unseen = {id(node) for node in inside}
-    order: List[Any] = []
-
-    def visit(root: Any) -> None:
-        stack = [(root, iter(root.parent_nodes))]
-        unseen.discard(id(root))
-        while stack:
-            node, parents = stack[-1]
-            parent = next((one for one in parents if id(one) in unseen), None)
-            if parent is None:
-                order.append(node)
-                stack.pop()
-            else:
-                unseen.discard(id(parent))
-                stack.append((parent, iter(parent.parent_nodes)))
-
-    ends = [_node_of(tensor) for tensor in tf.nest.flatten(model.outputs)]
-    for node in (*ends, *inside):  # the second for what no output needs, like losses
-        if id(node) in unseen:
-            visit(node)
-    return [node for node in order if not node.is_input]
+def _has_staged_layers(model: Any) -> bool:
+    return any(layer_calls.stage_of(layer) is not None for layer in _inner_layers(model))
 
 
-def _node_of(tensor: Any) -> Any:
-    layer, index, _ = tensor._keras_history
-    return layer._inbound_nodes[index]
-
-
-def _inbound_layers(layer: Any, node_index: int) -> List[Any]:
-    return [tensor._keras_history.layer for tensor in layer._inbound_nodes[node_index].keras_inputs]
-
-
-@dataclasses.dataclass(eq=False)
-class _Call:
-    """One call of a layer in a traced `Model` subclass, and the calls that it made itself."""
-
-    layer: Any
-    index: int = 0
-    stage: Optional[int] = None
-    inputs: List[Any] = dataclasses.field(default_factory=list)
-    sources: List[_Call] = dataclasses.field(default_factory=list)
-    calls: List[_Call] = dataclasses.field(default_factory=list)
-    makers: Dict[int, _Call] = dataclasses.field(default_factory=dict)  # of tensors, by id
-
-
-class _Recorder:
-    """Takes down which layers a model calls while it is traced."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._stack: List[_Call] = []
-        self.root = _Call(model)
-
-    def call(self, layer: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a layer and notes it below the one that is being called."""
-        inputs = _tensors((args, kwargs))
-        if not self._stack and layer is not self._model:
-            return stock(layer, *args, **kwargs)
-        if not self._stack:
-            call = self.root = _Call(layer, inputs=inputs)
-        else:
-            parent = self._stack[-1]
-            earlier = sum(one.layer is layer for one in parent.calls)
-            call = _Call(layer, earlier, _open_stage(), inputs, _sources(inputs, parent))
-            parent.calls.append(call)
-        self._stack.append(call)
-        try:
-            outputs = stock(layer, *args, **kwargs)
-        finally:
-            self._stack.pop()
-        if self._stack:
-            self._stack[-1].makers.update({id(tensor): call for tensor in _tensors(outputs)})
-        return outputs
-
-
-def _sources(tensors: Sequence[Any], parent: _Call) -> List[_Call]:
-    """Returns the calls that the tensors come from, through whatever operations stand between."""
-    ends = {id(tensor) for tensor in parent.inputs}
-    found: List[_Call] = []
-    seen = set()
-    queue = list(tensors)
-    while queue:
-        tensor = queue.pop(0)
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        maker = parent.makers.get(id(tensor))
-        if maker is not None:
-            found += [maker] if maker not in found else []
-        elif id(tensor) not in ends:
-            queue += tensor.op.inputs
-    return found
-
-
-def _tensors(nest: Any) -> List[Any]:
-    """Returns the tensors of a graph in a nest."""
-    flat = tf.nest.flatten(nest, expand_composites=True)
-    return [one for one in flat if isinstance(one, tf.Tensor) and hasattr(one, "graph") and not hasattr(one, "numpy")]
+def _inner_layers(model: Any) -> Iterator[Any]:
+    layers: Iterator[Any] = model._flatten_layers(include_self=False)
+    return layers
 
 
 def _may_be_pipelined(model: Any) -> bool:
     """Whether it is worth tracing a subclass to see its stages."""
-    if _state_of(model).options_set or any(_STAGE in vars(layer) for layer in model.submodules):
+    if _state_of(model).options_set or _has_staged_layers(model):
         return True
     classes = type(model).__mro__[: type(model).__mro__.index(tf.keras.Model)]
     functions = [value for kind in classes for value in vars(kind).values() if hasattr(value, "__code__")]
     return any("PipelineStage" in function.__code__.co_names for function in functions)
 
 
-def _trace(model: Any, inputs: Any = None) -> Optional[_Call]:
+def _trace(model: Any, inputs: Any = None) -> Optional[layer_calls.Call]:
     """Returns what a `Model` subclass calls; None if its inputs are not known yet."""
     state = _state_of(model)
     if state.trace is not None:
         return state.trace
     spec = _input_spec(model) if model.built else None
+    guessed = spec is not None and model._saved_model_inputs_spec is None
     spec = inputs if spec is None else spec
     if spec is None:
         return None
-    recorder = _Recorder(model)
-    saved = model._saved_model_inputs_spec
-    specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), spec)
-    with model.distribute_strategy.scope(), _recording(recorder):
-        tf.function(model.__call__, autograph=False).get_concrete_function(specs)
-    if saved is None and model.built and inputs is None:
-        # The dtype was a guess, as Keras' own in build(); the first true call shall say what is saved.
+    state.trace = layer_calls.trace(model, tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), spec))
+    if guessed:
+        # The types were build()'s guess; the first true call shall say what is saved.
         model._saved_model_inputs_spec = model._saved_model_arg_spec = None
-    state.trace = recorder.root
     return state.trace
 
 
@@ -859,87 +615,6 @@ def _input_spec(model: Any) -> Any:
     if isinstance(shape, list) and not all(one is None or isinstance(one, int) for one in shape):
         return [tf.TensorSpec(one, tf.float32) for one in shape]
     return tf.TensorSpec(shape, tf.float32)
-
-
-def _open_stage() -> Optional[int]:
-    stage: Optional[int] = getattr(_open, "stage", None)
-    return stage
-
-
-@contextlib.contextmanager
-def _recording(recorder: _Recorder) -> Iterator[None]:
-    before, stage = getattr(_open, "recorder", None), _open_stage()
-    _hooks.hold()
-    _open.recorder, _open.stage = recorder, None
-    try:
-        yield
-    finally:
-        _open.recorder, _open.stage = before, stage
-        _hooks.release()
-
-
-class _Hooks:
-    """Keras' `Layer`, listened to while somebody holds on. Afterwards it is as it was."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._stock: Dict[str, Any] = {}
-        self._ours: Dict[str, Any] = {}
-
-    def hold(self) -> None:
-        """Starts to listen, if nobody does."""
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                layer = tf.keras.layers.Layer
-                self._stock = {name: vars(layer)[name] for name in ("__init__", "__call__")}
-                self._ours = {"__init__": _made(self._stock["__init__"]), "__call__": _called(self._stock["__call__"])}
-                for name, hook in self._ours.items():
-                    setattr(layer, name, hook)
-
-    def release(self) -> None:
-        """Stops listening, if nobody else does."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0:
-                for name, hook in self._ours.items():
-                    if vars(tf.keras.layers.Layer)[name] is hook:
-                        setattr(tf.keras.layers.Layer, name, self._stock[name])
-
-
-_hooks = _Hooks()
-
-
-def _made(stock: Callable[..., Any]) -> Callable[..., Any]:
-    # With the names of the stock constructor: Keras reads them to guess a layer's configuration.
-    @functools.wraps(stock)
-    def __init__(  # noqa: N807
-        self: Any, trainable: Any = True, name: Any = None, dtype: Any = None, dynamic: Any = False, **kwargs: Any
-    ) -> None:
-        stock(self, trainable=trainable, name=name, dtype=dtype, dynamic=dynamic, **kwargs)
-        if _open_stage() is not None:
-            vars(self)[_STAGE] = _open_stage()
-
-    return __init__
-
-
-def _called(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        recorder = getattr(_open, "recorder", None)
-        if recorder is not None:
-            return recorder.call(self, stock, args, kwargs)
-        stage = _open_stage()
-        if stage is None:
-            return stock(self, *args, **kwargs)
-        known = len(self._inbound_nodes)
-        outputs = stock(self, *args, **kwargs)
-        for node in self._inbound_nodes[known:]:
-            vars(node)[_STAGE] = stage
-        return outputs
-
-    return __call__
 
 
 def config_of(model: Any) -> Optional[Dict[str, Any]]:
@@ -975,14 +650,14 @@ def restore_config(model: Any, config: Optional[Dict[str, Any]]) -> None:
 
 def _nested_stages(entries: Sequence[Any]) -> List[Any]:
     return [
-        _nested_stages(one.pipeline_stage_assignments) if isinstance(one, _NestedAssignment) else one.pipeline_stage
+        _nested_stages(one.pipeline_stage_assignments) if isinstance(one, NestedAssignment) else one.pipeline_stage
         for one in entries
     ]
 
 
 def _fill(entries: Sequence[Any], stages: Sequence[Any]) -> None:
     for entry, stage in zip(entries, stages):
-        if isinstance(entry, _NestedAssignment):
+        if isinstance(entry, NestedAssignment):
             _fill(entry.pipeline_stage_assignments, stage)
         else:
             entry.pipeline_stage = stage
@@ -1058,15 +733,9 @@ def _saved_model_loader() -> Any:
 
 
 __all__: Tuple[str, ...] = (
-    "FunctionalLayerPipelineStageAssignment",
-    "FunctionalNestedModelPipelineStageAssignment",
-    "ModelLayerPipelineStageAssignment",
-    "NestedModelPipelineStageAssignment",
     "PipelineAssignmentError",
-    "PipelineStage",
     "PipeliningOptions",
-    "SequentialLayerPipelineStageAssignment",
-    "SequentialNestedModelPipelineStageAssignment",
+    "assignments_of",
     "attach",
     "check_before_run",
     "config_of",
@@ -1074,6 +743,7 @@ __all__: Tuple[str, ...] = (
     "ipus_per_replica",
     "is_pipelined",
     "pipelining_of",
+    "prepare",
     "print_pipeline_stage_assignment_summary",
     "render_summary",
     "reset_pipeline_stage_assignment",

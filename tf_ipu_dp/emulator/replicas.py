@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
 
@@ -31,7 +31,6 @@ class Program:
     updating: bool = False  # a sliced program's weight update, which is made once and stands for all replicas
     must_meet: bool = False
     random_ops: int = 0
-    meetings: List[Meeting] = dataclasses.field(default_factory=list)
 
 
 _tracing = threading.local()
@@ -77,7 +76,6 @@ def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[An
     if not tensors:  # asked for the sake of the refusal above
         return []
     meeting = Meeting(program.replicas, tensors, combine)
-    program.meetings.append(meeting)
     return meeting.pass_through(tensors, program.index())
 
 
@@ -87,7 +85,6 @@ def hand_out(draw: Callable[[], Any], spec: Any) -> Any:
     assert program is not None and program.together
     flat = tf.nest.flatten(spec)
     meeting = Meeting(program.replicas, flat, combine=total)
-    program.meetings.append(meeting)
     drawn = meeting.lead(lambda: [tf.nest.flatten(draw()) for _ in range(program.replicas)], program.index(), [])
     for tensor, known in zip(drawn, flat):
         tensor.set_shape(known.shape)
@@ -114,6 +111,7 @@ class Meeting:
             self._all_up = [self._queue() for _ in range(replicas)]
             self._all_down = [self._queue() for _ in range(replicas)]
         self.reset()
+        _meetings.setdefault(replicas, []).append(self)
 
     def _queue(self) -> Any:
         return tf.queue.FIFOQueue(1, [dtype for dtype, _ in self._given])
@@ -177,13 +175,15 @@ class TogetherFunction:
     """
 
     def __init__(self, function: Callable[..., Any], tensors: Sequence[Any], replicas: int) -> None:
-        with tf.init_scope():
-            self._numbers = [tf.Variable(number, dtype=tf.int32, trainable=False) for number in range(replicas)]
+        if replicas not in _numbers:
+            with tf.init_scope():
+                _numbers[replicas] = [tf.Variable(one, dtype=tf.int32, trainable=False) for one in range(replicas)]
+        self._numbers = _numbers[replicas]
         self._program = Program(replicas, index=self._numbers[0].read_value, together=True)
         with traced_as(self._program):
             self._concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
         self._copies: Dict[int, List[Any]] = {}
-        self._left: Dict[int, Any] = {}  # what the last run left in the host's variables
+        self._left: Dict[int, Any] = {}  # what the last run left in replica 0's variables, which the host sees
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs all replicas and waits for them."""
@@ -199,7 +199,7 @@ class TogetherFunction:
                 results[replica] = self._concrete._call_flat(own[0], own[1])
             except BaseException as error:
                 errors.append(error)
-                for meeting in self._program.meetings:
+                for meeting in self._meetings():
                     meeting.close()
 
         threads = [threading.Thread(target=run, args=(replica,)) for replica in range(1, self._program.replicas)]
@@ -209,39 +209,46 @@ class TogetherFunction:
         for thread in threads:
             thread.join()
         if errors:
-            for meeting in self._program.meetings:
+            for meeting in self._meetings():
                 meeting.reset()
             self._left = {}
             raise errors[0]
-        self._left = {key: copies[0].read_value() for key, copies in self._copies.items()}
+        self._left = {handle_id(one): _read(one) for one in captured if handle_id(one) in self._copies}
         return results[0]
+
+    def _meetings(self) -> List[Meeting]:
+        return _meetings.get(self._program.replicas, [])
 
     def _handles(self) -> Dict[int, List[Any]]:
         """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
         table = dict(_dealt_handles)
-        for meeting in self._program.meetings:
+        for meeting in self._meetings():
             table.update(meeting.handles())
-        for variable in self._concrete.graph.variables:
-            if getattr(variable, "_ipu_emulator_on_host", False):
-                continue  # there is one of it, whoever uses it
-            copies = self._numbers if variable is self._numbers[0] else self._copies_of(variable)
-            table[handle_id(variable.handle)] = [copy.handle for copy in copies]
+        for handle in self._concrete.captured_inputs:
+            if handle_id(handle) not in table and _is_variable(handle):
+                table[handle_id(handle)] = [handle, *self._copies_of(handle)]
+        table[handle_id(self._numbers[0].handle)] = [variable.handle for variable in self._numbers]
         return table
 
-    def _copies_of(self, variable: Any) -> List[Any]:
-        """Returns the variable, which is replica 0's, and the others' copies. What the host changed, all get."""
-        key = handle_id(variable.handle)
+    def _copies_of(self, handle: Any) -> List[Any]:
+        """Returns the other replicas' copies of a variable. What the host has changed since the last run, all get."""
+        key = handle_id(handle)
+        if key in self._left and bool(tf.reduce_all(tf.equal(_read(handle), self._left[key]))):
+            return [copy.handle for copy in self._copies[key]]
+        value = _read(handle)
         if key not in self._copies:
             with tf.init_scope():
-                copies = [tf.Variable(variable, trainable=False) for _ in range(1, self._program.replicas)]
-            self._copies[key] = [variable, *copies]
-        elif key not in self._left or not tf.reduce_all(tf.equal(variable, self._left[key])):
-            for copy in self._copies[key][1:]:
-                copy.assign(variable)
-        return self._copies[key]
+                self._copies[key] = [tf.Variable(value, trainable=False) for _ in range(1, self._program.replicas)]
+        for copy in self._copies[key]:
+            copy.assign(value)
+        return [copy.handle for copy in self._copies[key]]
 
 
+# A function that programs share is traced once, with the meetings of its first program: so they are everybody's.
+_meetings: Dict[int, List[Meeting]] = {}
+_numbers: Dict[int, List[Any]] = {}
 _dealt_handles: Dict[int, List[Any]] = {}
+_host_handles: Set[int] = set()
 
 
 def deal(handle: Any, handles: List[Any]) -> None:
@@ -252,6 +259,25 @@ def deal(handle: Any, handles: List[Any]) -> None:
 def undeal(handle: Any) -> None:
     """Forgets a feed."""
     _dealt_handles.pop(handle_id(handle), None)
+
+
+def keep_on_host(variable: Any) -> None:
+    """Says that there is one of a variable, whichever replica uses it."""
+    if hasattr(variable.handle, "_id"):  # not in a graph of TensorFlow 1, which has no replicas here
+        _host_handles.add(handle_id(variable.handle))
+
+
+def _is_variable(handle: Any) -> bool:
+    """Whether a captured tensor is the handle of a variable, of which each replica has its own."""
+    if handle.dtype != tf.resource or handle_id(handle) in _host_handles:
+        return False
+    data = getattr(handle, "_handle_data", None)
+    return data is not None and data.is_set and len(data.shape_and_type) == 1
+
+
+def _read(handle: Any) -> Any:
+    dtype = tf.as_dtype(handle._handle_data.shape_and_type[0].dtype)
+    return tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
 
 
 def handle_id(tensor: Any) -> int:

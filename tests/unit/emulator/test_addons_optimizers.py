@@ -43,11 +43,10 @@ def stepped(optimizer, start=START, gradients=GRADIENTS, name="w"):
         optimizer.apply_gradients([(gradient, variable)])
 
     for index, gradient in enumerate(gradients):
-        gradient = tf.constant(gradient)
         if index % 2:
-            in_graph(gradient)
+            in_graph(tf.constant(gradient))
         else:
-            optimizer.apply_gradients([(gradient, variable)])
+            optimizer.apply_gradients([(tf.constant(gradient), variable)])
     return variable.numpy()
 
 
@@ -64,6 +63,10 @@ def adam_directions(beta_1=0.9, beta_2=0.999, epsilon=1e-7, debiasing=True, amsg
 
 def make_model():
     return tf.keras.Sequential([tf.keras.layers.Dense(3, "tanh", input_shape=(4,)), tf.keras.layers.Dense(2)])
+
+
+def first_weights():
+    return [RNG.uniform(-1, 1, weight.shape).astype("float32") for weight in make_model().weights]
 
 
 def trained(optimizer, weights, **compiled):
@@ -85,20 +88,21 @@ def test_adam_adds_epsilon_after_the_correction(debiasing, amsgrad):
     arguments = {"epsilon": 0.1, "debiasing": debiasing, "amsgrad": amsgrad}
     expected = START - 0.05 * sum(adam_directions(**arguments))
     result = stepped(optimizers.AdamIpuOptimizer(0.05, **arguments))
-    np.testing.assert_allclose(result, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
     if debiasing and not amsgrad:
         assert np.abs(stepped(STOCK.Adam(0.05, epsilon=0.1)) - expected).max() > 1e-3
 
 
 def test_adam_with_a_small_epsilon_trains_a_model_like_keras():
-    weights = make_model().get_weights()
-    reference = trained(STOCK.Adam(0.01), weights).get_weights()
-    assert_same(trained(optimizers.AdamIpuOptimizer(0.01), weights).get_weights(), reference, tolerance=2e-5)
+    weights = first_weights()
+    reference = trained(STOCK.Adam(0.01, epsilon=1e-12), weights).get_weights()
+    model = trained(optimizers.AdamIpuOptimizer(0.01, epsilon=1e-12), weights)
+    assert_same(model.get_weights(), reference, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"decay": 0.1}])
 def test_sgd_trains_a_model_like_keras(arguments):
-    weights = make_model().get_weights()
+    weights = first_weights()
     reference = trained(STOCK.SGD(0.1, **arguments), weights).get_weights()
     for eagerly in (False, True):
         model = trained(optimizers.SGDIpuOptimizer(0.1, **arguments), weights, run_eagerly=eagerly)
@@ -151,15 +155,15 @@ def test_lamb_needs_two_precisions():
 @pytest.mark.parametrize(
     ("make", "slots"),
     [
-        (lambda **kw: optimizers.AdamIpuOptimizer(1e-4, m_dtype=tf.float32, v_dtype="float32", **kw), ["m", "v"]),
+        (lambda: optimizers.AdamIpuOptimizer(1e-4, m_dtype=tf.float32, v_dtype="float32"), ["m", "v"]),
         (
-            lambda **kw: optimizers.AdamIpuOptimizer(
-                1e-4, amsgrad=True, m_dtype=tf.float32, v_dtype=tf.float32, vhat_dtype=tf.float32, **kw
+            lambda: optimizers.AdamIpuOptimizer(
+                1e-4, amsgrad=True, m_dtype=tf.float32, v_dtype=tf.float32, vhat_dtype=tf.float32
             ),
             ["m", "v", "vhat"],
         ),
-        (lambda **kw: optimizers.LAMBIpuOptimizer(1e-4, m_dtype=tf.float32, v_dtype=tf.float32, **kw), ["m", "v"]),
-        (lambda **kw: optimizers.SGDIpuOptimizer(1e-4, 0.9, momentum_accum_dtype=tf.float32, **kw), ["momentum"]),
+        (lambda: optimizers.LAMBIpuOptimizer(1e-4, m_dtype=tf.float32, v_dtype=tf.float32), ["m", "v"]),
+        (lambda: optimizers.SGDIpuOptimizer(1.0, 0.9, momentum_accum_dtype=tf.float32), ["momentum"]),
     ],
 )
 def test_float16_variables_may_have_float32_slots_that_checkpoints_restore(tmp_path, make, slots):
@@ -192,19 +196,27 @@ def test_slots_have_the_type_of_the_variable_if_not_told_else():
     assert optimizer.get_slot(variable, "m").dtype == tf.float16
 
 
+def double(pairs):
+    return [(2 * gradient, var) for gradient, var in pairs]
+
+
 @pytest.mark.parametrize("make", list(CLASSES.values()))
-def test_schedules_transformers_and_clipping_are_those_of_keras(make):
+@pytest.mark.parametrize(
+    ("arguments", "transform"),
+    [
+        ({"clipnorm": 1.0}, lambda gradient: tf.clip_by_norm(gradient, 1.0)),
+        ({"gradient_transformers": [double]}, lambda gradient: 2 * gradient),
+    ],
+)
+def test_schedules_transformers_and_clipping_are_those_of_keras(make, arguments, transform):
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
     by_hand, by_keras = tf.Variable(START), tf.Variable(START)
-    plain = make(0.1)
-    doubled = make(
-        schedule, clipnorm=1.0, gradient_transformers=[lambda pairs: [(2 * gradient, var) for gradient, var in pairs]]
-    )
+    plain, scheduled = make(0.1), make(schedule, **arguments)
     for index, gradient in enumerate(GRADIENTS):
         plain.learning_rate = 0.1 if index < 2 else 0.05
-        plain.apply_gradients([(tf.clip_by_norm(2 * gradient, 1.0), by_hand)])
-        doubled.apply_gradients([(tf.constant(gradient), by_keras)])
-    np.testing.assert_allclose(by_keras.numpy(), by_hand.numpy(), atol=1e-6)
+        plain.apply_gradients([(transform(gradient), by_hand)])
+        scheduled.apply_gradients([(tf.constant(gradient), by_keras)])
+    np.testing.assert_allclose(by_keras.numpy(), by_hand.numpy(), atol=1e-5)
 
 
 def test_minimize_and_an_own_tape_lead_to_the_same_weights():
@@ -232,18 +244,29 @@ def test_sparse_gradients_are_refused_and_the_ipus_embedding_has_none(make):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("make", "arguments", "dtypes"),
     [
-        optimizers.AdamIpuOptimizer(0.02, beta_1=0.8, amsgrad=True, m_dtype=tf.float16, clipnorm=1.0),
-        optimizers.SGDIpuOptimizer(0.02, 0.5, True, momentum_accum_dtype=tf.float16, decay=0.1),
-        optimizers.LAMBIpuOptimizer(0.02, weight_decay_rate=0.1, exclude_from_weight_decay=["bias"], v_dtype="float16"),
+        (
+            optimizers.AdamIpuOptimizer,
+            {"learning_rate": 0.02, "beta_1": 0.8, "amsgrad": True, "clipnorm": 1.0},
+            {"m_dtype": tf.float16},
+        ),
+        (
+            optimizers.SGDIpuOptimizer,
+            {"learning_rate": 0.02, "momentum": 0.5, "nesterov": True, "decay": 0.1},
+            {"momentum_accum_dtype": tf.float16},
+        ),
+        (
+            optimizers.LAMBIpuOptimizer,
+            {"learning_rate": 0.02, "weight_decay_rate": 0.1, "exclude_from_weight_decay": ["bias"]},
+            {"v_dtype": tf.float16},
+        ),
     ],
 )
-@pytest.mark.parametrize("suffix", ["", ".h5"])
-def test_a_model_goes_on_training_where_it_was_saved(tmp_path, optimizer, suffix):
-    optimizer = type(optimizer).from_config(optimizer.get_config())
-    model = trained(optimizer, make_model().get_weights())
-    path = str(tmp_path / f"model{suffix}")
+def test_a_model_in_a_file_goes_on_training_where_it_was_saved(tmp_path, make, arguments, dtypes):
+    optimizer = make(**arguments, **dtypes)
+    model = trained(optimizer, first_weights())
+    path = str(tmp_path / "model.h5")
     model.save(path)
     again = tf.keras.models.load_model(path, custom_objects=CLASSES)
     assert type(again.optimizer) is type(optimizer)
@@ -254,8 +277,18 @@ def test_a_model_goes_on_training_where_it_was_saved(tmp_path, optimizer, suffix
     assert [slot.dtype for slot in again.optimizer.weights] == [slot.dtype for slot in optimizer.weights]
 
 
+@pytest.mark.parametrize("make", list(CLASSES.values()))
+def test_a_saved_model_comes_back_with_its_optimizer_but_as_in_keras_without_slots(tmp_path, make):
+    model = trained(make(0.02, clipnorm=1.0), first_weights())
+    model.save(str(tmp_path / "model"))
+    again = tf.keras.models.load_model(str(tmp_path / "model"), custom_objects=CLASSES)
+    assert_same(again.get_weights(), model.get_weights(), tolerance=0)
+    assert type(again.optimizer) is make
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+
+
 def test_replicas_and_accumulation_add_the_gradients_up(scope):
-    weights = make_model().get_weights()
+    weights = first_weights()
     summed = make_model()
     summed.set_weights(weights)
     # The loss of a micro batch is its mean, so four of them, added up, are four times the mean of all.

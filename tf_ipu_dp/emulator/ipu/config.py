@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Iterator, List, Optional, Tuple, Union
 
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator import cores, registry
 from tf_ipu_dp.emulator.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -218,6 +218,8 @@ class ConfiguredSystem:
         with _driver_errors():
             partition = registry.Partition.from_environment(os.environ)
             self.ipus_per_device = [len(partition.find(**request)[0].ipus) for request in self._requests]
+        if max(self.ipus_per_device) > 1:
+            cores.share_between_replicas()
         if not self._on_demand:
             self.attach()
 

@@ -33,13 +33,9 @@ class IPUInfeedQueue:
         **unknown: Any,
     ) -> None:
         del optimise_latency, unknown  # the SDK swallows unknown keywords too
+        check_options(prefetch_depth, device_ordinal)
         check_dataset(dataset)
-        if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
-            raise ValueError(f"device_ordinal must be an int of 0 or more, not {device_ordinal!r}.")
-        depth = prefetch_depth or _DEFAULT_DEPTH
-        if not 0 < depth <= 255:
-            raise ValueError(f"prefetch_depth must be between 1 and 255, not {prefetch_depth}.")
-        self._dataset, self._depth = dataset, depth
+        self._dataset = dataset
         self._iterator: Any = None
         self._graph_iterator: Any = None
         self._dequeued = False
@@ -72,6 +68,11 @@ class IPUInfeedQueue:
     def number_of_tuple_elements(self) -> int:
         """The tensors of one element."""
         return len(tf.nest.flatten(self._dataset.element_spec))
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of one element."""
+        return self._dataset.element_spec
 
     def get_next(self) -> Any:
         """Obsolete."""
@@ -154,6 +155,17 @@ class IPUIterator(IPUOwnedIterator):
             raise NotImplementedError("The emulator makes an IPUIterator from a dataset only.")
         IPUInfeedQueue(dataset, **infeed_kwargs)  # for its checks
         super().__init__(dataset)
+
+
+def check_options(
+    prefetch_depth: Optional[int] = None, device_ordinal: Optional[int] = None, optimise_latency: bool = False
+) -> None:
+    """Refuses impossible options of an infeed queue."""
+    del optimise_latency
+    if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
+        raise ValueError(f"device_ordinal must be an int of 0 or more, not {device_ordinal!r}.")
+    if not 0 < (prefetch_depth or _DEFAULT_DEPTH) <= 255:
+        raise ValueError(f"prefetch_depth must be between 1 and 255, not {prefetch_depth}.")
 
 
 def check_dataset(dataset: Any) -> None:

@@ -20,9 +20,9 @@ _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)]
 class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
     """Everything lives on the host's CPU. What is reduced, is reduced over the replicas of the traced program."""
 
-    def __init__(self, container: Any, replicas_in_sync: int = 1) -> None:
+    def __init__(self, container: Any, replicas_in_sync: int = 1, reduces: bool = True) -> None:
         super().__init__(container, "/cpu:0")
-        self._replicas_in_sync = replicas_in_sync
+        self._replicas_in_sync, self._reduces = replicas_in_sync, reduces
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -39,7 +39,9 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         del options
         values = [value for value, _ in value_destination_pairs]
         program = replicas.current()
-        if program is None or program.updating or program.replicas == 1:
+        if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
+            raise ValueError(f"{reduce_op} is not a reduction over replicas; it is SUM or MEAN.")
+        if program is None or program.updating or program.replicas == 1 or not self._reduces:
             return values
         dense = [tf.convert_to_tensor(value) for value in values]
         totals = replicas.meet(dense, replicas.total)
@@ -128,7 +130,7 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
         if count == 1:
             with replicas.traced_as(replicas.Program(1)):
                 if check_types:
-                    _check_types(own.get_concrete_function(*args, **kwargs))
+                    _check_types(_as_replica(strategy, own.get_concrete_function, args, kwargs))
                 return _as_replica(strategy, own, args, kwargs)
         return _run_together(strategy, own, args, kwargs, count)
 
@@ -138,7 +140,7 @@ def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], cou
     is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
     others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
-    structure = tf.nest.map_structure(lambda _: 0, (tuple(args), kwargs), expand_composites=True)
+    structure = tf.nest.map_structure(lambda _: 0, (tuple(args), kwargs))
     key = (id(fn), repr(structure), count, tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
            tuple(leaf if isinstance(leaf, (int, float, str, bool)) else id(leaf) for leaf in others))  # fmt: skip
     if key not in strategy.together:
@@ -148,7 +150,8 @@ def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], cou
             given, kept = iter(inputs), iter(others)
             flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
             own_args, own_kwargs = tf.nest.pack_sequence_as(template, flat, expand_composites=True)
-            return _as_replica(strategy, fn, own_args, own_kwargs)
+            results = _as_replica(strategy, fn, own_args, own_kwargs)
+            return None if isinstance(results, tf.Operation) else results
 
         strategy.together[key] = (replicas.TogetherFunction(call, tensors, count), fn, others)
     return strategy.together[key][0](tensors)
@@ -159,6 +162,16 @@ def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> An
     return strategy.extended.call_for_each_replica(fn, args=tuple(args), kwargs=kwargs)
 
 
+def as_function(fn: Any) -> Any:
+    """Returns a traced function for any function, the same each time."""
+    if isinstance(fn, (def_function.Function, *_CONCRETE)):
+        return fn
+    if fn not in _traced:
+        _traced[fn] = tf.function(fn)
+    return _traced[fn]
+
+
+_traced: Any = weakref.WeakKeyDictionary()
 _own_functions: Any = weakref.WeakKeyDictionary()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import os
 from typing import Any
 
 import numpy as np
+
+from tf_ipu_dp.emulator import random_numbers
 
 from tf_ipu_dp.emulator.ipu.config import (
     DeviceConnectionType,
@@ -27,12 +31,15 @@ __all__ = [
     "MergeRemoteBuffersBehaviour",
     "SchedulingAlgorithm",
     "SelectionOrder",
+    "SyntheticDataCategory",
     "configure_ipu_system",
     "get_ipu_config",
     "get_num_of_ipus_in_device",
     "move_variable_initialization_to_cpu",
     "reset_ipu_configuration",
+    "reset_ipu_seed",
     "running_on_ipu_model",
+    "use_synthetic_data_for",
 ]
 
 
@@ -40,6 +47,38 @@ def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> Any:
     """Returns the IPUs of a TensorFlow device like `/device:IPU:0`."""
     del device
     return np.int64(configured_system().ipus_per_device[int(ipu_device.rsplit(":", 1)[-1])])
+
+
+class SyntheticDataCategory(enum.Enum):
+    """What TF_POPLAR_FLAGS can ask to be synthetic."""
+
+    Infeed = 0
+    Outfeed = 1
+    Seed = 2
+    HostEmbedding = 3
+    Parameters = 4
+
+
+def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bool:
+    """Whether TF_POPLAR_FLAGS asks for synthetic data of this kind."""
+    for flag in os.environ.get("TF_POPLAR_FLAGS", "").split():
+        if flag == "--use_synthetic_data":
+            return True
+        if flag.startswith("--synthetic_data_categories="):
+            return synthetic_data_category.name.lower() in flag.split("=", 1)[1].lower().split(",")
+    return False
+
+
+def reset_ipu_seed(
+    seed: int, device: str = "/device:IPU:0", cpu_device: str = "cpu", experimental_identical_replicas: bool = False
+) -> None:
+    """Starts the device's random numbers anew; replicas differ unless they are asked to be identical."""
+    del cpu_device
+    if not device.rsplit(":", 1)[-1].isdigit():
+        import tensorflow as tf
+
+        raise tf.errors.InvalidArgumentError(None, None, f"{device!r} has no number; it is like /device:IPU:0.")
+    random_numbers.reset_seed(seed, experimental_identical_replicas)
 
 
 def move_variable_initialization_to_cpu(graph: Any = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from tf_ipu_dp.emulator.pipelines import (
+from tf_ipu_dp.emulator.layer_calls import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
     ModelLayerPipelineStageAssignment,

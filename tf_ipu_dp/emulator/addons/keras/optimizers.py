@@ -1,7 +1,8 @@
 """`ipu_tensorflow_addons.keras.optimizers`: Adam, SGD and LAMB with slots and arithmetic of chosen precision.
 
 They are OptimizerV2 in every release of Keras. Sparse gradients are refused, as on the IPU. `outline_apply_gradients`
-and its arguments save code memory on the IPU and change nothing here.
+and its arguments save code memory on the IPU and change nothing here. Slots of another type than their variable go into
+checkpoints and HDF5 files; stock TensorFlow cannot load a SavedModel with them: save without the optimizer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 __all__ = ["AdamIpuOptimizer", "IpuOptimizerBase", "LAMBIpuOptimizer", "SGDIpuOptimizer"]
 
-_OptimizerV2 = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers).Optimizer
+_OptimizerV2: Any = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers).Optimizer
 
 
 class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
@@ -40,7 +41,7 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
         if dtype is None or dtype == var.dtype.base_dtype:
             return super().add_slot(var, slot_name, initializer, shape)
         # Keras gives a slot its variable's type. Restoring a checkpoint makes slots too, and comes through here.
-        with tf.variable_creator_scope(functools.partial(_create_with_dtype, dtype)):
+        with tf.variable_creator_scope(_creator_with(dtype)):
             return super().add_slot(var, slot_name, initializer, shape)
 
     def get_config(self) -> Dict[str, Any]:
@@ -81,7 +82,7 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
 class _AdamMoments(IpuOptimizerBase):
     """What Adam and LAMB share: the moments of the gradients."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         learning_rate: Any,
         beta_1: Any,
@@ -152,7 +153,7 @@ class _AdamMoments(IpuOptimizerBase):
 class AdamIpuOptimizer(_AdamMoments):
     """Adam that adds epsilon after the correction of the bias; Keras' Adam adds it before."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         learning_rate: Any = 0.001,
         beta_1: Any = 0.9,
@@ -251,7 +252,7 @@ class LAMBIpuOptimizer(_AdamMoments):
     `exclude_from_weight_decay`. The first precision is that of the moments, the second that of step and norms.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         learning_rate: Any = 0.001,
         beta_1: Any = 0.9,
@@ -317,11 +318,15 @@ class LAMBIpuOptimizer(_AdamMoments):
         }
 
 
-def _create_with_dtype(dtype: Any, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-    """A variable creator that replaces the type."""
-    value = kwargs["initial_value"]
-    kwargs["initial_value"] = functools.partial(value, dtype=dtype) if callable(value) else tf.cast(value, dtype)
-    return next_creator(**{**kwargs, "dtype": dtype})
+def _creator_with(dtype: Any) -> Callable[..., Any]:
+    """Returns a variable creator that replaces the type."""
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        value = kwargs["initial_value"]
+        kwargs["initial_value"] = functools.partial(value, dtype=dtype) if callable(value) else tf.cast(value, dtype)
+        return next_creator(**{**kwargs, "dtype": dtype})
+
+    return create
 
 
 def _assign(variable: Any, value: Any) -> Any:

@@ -78,7 +78,7 @@ class PopnnLSTM(_PopnnRNN):
 
     gates = 4
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         num_units: int,
         dtype: Any = tf.float32,
@@ -114,7 +114,9 @@ class PopnnLSTM(_PopnnRNN):
 class PopnnDynamicLSTM(PopnnLSTM):
     """LSTM over sequences of different lengths."""
 
-    def call(self, inputs: Any, seq_len: Any, initial_state: Any = None, training: bool = True) -> Any:
+    def call(  # type: ignore[override]
+        self, inputs: Any, seq_len: Any, initial_state: Any = None, training: bool = True
+    ) -> Any:
         """Returns the outputs and the state at the end of each sequence; `seq_len` is `[batch]`."""
         del training
         return self._call(inputs, seq_len, initial_state)
@@ -125,7 +127,7 @@ class PopnnGRU(_PopnnRNN):
 
     gates = 3
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         num_units: int,
         dtype: Any = tf.float32,
@@ -164,7 +166,9 @@ class PopnnGRU(_PopnnRNN):
 class PopnnDynamicGRU(PopnnGRU):
     """GRU over sequences of different lengths."""
 
-    def call(self, inputs: Any, seq_len: Any, initial_state: Any = None, training: bool = True) -> Any:
+    def call(  # type: ignore[override]
+        self, inputs: Any, seq_len: Any, initial_state: Any = None, training: bool = True
+    ) -> Any:
         """Returns the outputs and the state at the end of each sequence; `seq_len` is `[batch]`."""
         del training
         return self._call(inputs, seq_len, initial_state)

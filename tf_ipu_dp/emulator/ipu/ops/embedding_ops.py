@@ -11,6 +11,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator import replicas
+
 __all__ = [
     "HostEmbedding",
     "HostEmbeddingOptimizerSpec",
@@ -165,5 +167,5 @@ def _make_variable(name: str, shape: Any, dtype: Any, initializer: Any, trainabl
     variable = tf.compat.v1.get_variable(
         name, shape=shape, dtype=dtype, initializer=initializer, trainable=trainable, use_resource=True
     )
-    variable._ipu_emulator_on_host = True  # replicas have no copies of it
+    replicas.keep_on_host(variable)
     return variable

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+import contextlib
+import dataclasses
+from typing import Any, Iterable, Iterator, Optional
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator import replicas
 from tf_ipu_dp.emulator.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
 
@@ -25,4 +28,18 @@ class CrossReplicaOptimizer(IpuOptimizer):
             (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
             for gradient, var in grads_and_vars
         ]
-        return super().apply_gradients(reduced, global_step, name)
+        with _reduced_already():
+            return super().apply_gradients(reduced, global_step, name)
+
+
+@contextlib.contextmanager
+def _reduced_already() -> Iterator[None]:
+    """Inside, a strategy does not add up over the replicas, as it does for TF1 optimizers of its own accord."""
+    program = replicas.current()
+    if program is None:
+        yield
+        return
+    updating = dataclasses.replace(program, updating=True)
+    with replicas.traced_as(updating):
+        yield
+    program.random_ops = updating.random_ops

@@ -1,8 +1,9 @@
 """`keras.ipu.optimizers`: gradient accumulation and automatic loss scaling (ALS) around Keras optimizers.
 
-The wrapped optimizers are of the older kind, which Keras calls legacy from 2.11 on. A wrapper's hyperparameters, slots
-and `iterations` are the wrapped optimizer's: an iteration is an update. Gradients are summed over the replicas as they
-arrive, then accumulated, looked at and unscaled, and the wrapped optimizer gets the result.
+The wrappers are OptimizerV2, as in Keras 2.6; from 2.11 on, where Keras calls those legacy, they wrap either kind. A
+wrapper's hyperparameters, slots and `iterations` are the wrapped optimizer's: an iteration is an update. Gradients are
+summed over the replicas as they arrive, then accumulated, looked at and unscaled, and the wrapped optimizer gets the
+result.
 """
 
 from __future__ import annotations
@@ -35,23 +36,21 @@ class _Wrapper(_v2.Optimizer):  # type: ignore[misc]
     """Stands in for the optimizer that it wraps."""
 
     def __init__(self, opt: Any, name: str) -> None:
-        if not isinstance(opt, _v2.Optimizer):
-            raise ValueError(
-                f"{type(self).__name__} wraps an OptimizerV2, not {type(opt).__module__}.{type(opt).__name__}; "
-                "from TensorFlow 2.11 on these are in tf.keras.optimizers.legacy."
-            )
+        if not isinstance(opt, (_v2.Optimizer, tf.keras.optimizers.Optimizer)):
+            raise ValueError(f"{type(self).__name__} wraps an optimizer of Keras, not {type(opt).__name__}.")
         super().__init__(name)
         self._opt = opt
         self._track_trackable(opt, "opt")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_opt", "_hyper") or name.startswith("__"):
-            raise AttributeError(name)
+        # Never for private names: TensorFlow's bookkeeping of one object must not end up in the other.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._opt, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = vars(self).get("_opt")
-        if wrapped is not None and (name == "lr" or name in wrapped._hyper):
+        if wrapped is not None and name in ("lr", "learning_rate", *getattr(wrapped, "_hyper", ())):
             setattr(wrapped, name, value)
         else:
             super().__setattr__(name, value)
@@ -68,7 +67,7 @@ class _Wrapper(_v2.Optimizer):  # type: ignore[misc]
     @property
     def weights(self) -> List[Any]:
         """The variables of the wrapped optimizer and of the wrapper, to be saved with a model."""
-        return [*self._opt.weights, *self._own_weights()]
+        return [*(self._opt.weights if self._wraps_v2 else self._opt.variables), *self._own_weights()]
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Returns a slot of the wrapped optimizer."""
@@ -93,20 +92,26 @@ class _Wrapper(_v2.Optimizer):  # type: ignore[misc]
     def _own_weights(self) -> List[Any]:
         return []
 
+    @property
+    def _wraps_v2(self) -> bool:
+        return isinstance(self._opt, _v2.Optimizer)
+
     def _create_all_weights(self, var_list: Any) -> None:
-        self._opt._create_all_weights(var_list)
+        (self._opt._create_all_weights if self._wraps_v2 else self._opt.build)(var_list)
 
     def _transform_loss(self, loss: Any) -> Any:
-        return self._opt._transform_loss(loss)
+        return self._opt._transform_loss(loss) if self._wraps_v2 else loss
 
     def _get_gradients(self, tape: Any, loss: Any, var_list: Any, grad_loss: Any = None) -> _Pairs:
-        return self._opt._get_gradients(tape, loss, var_list, grad_loss)
+        owner: Any = self._opt if self._wraps_v2 else super()
+        return owner._get_gradients(tape, loss, var_list, grad_loss)
 
     def _transform_unaggregated_gradients(self, grads_and_vars: _Pairs) -> _Pairs:
-        return self._opt._transform_unaggregated_gradients(grads_and_vars)
+        return self._opt._transform_unaggregated_gradients(grads_and_vars) if self._wraps_v2 else grads_and_vars
 
     def _aggregate_gradients(self, grads_and_vars: _Pairs) -> Any:
-        return self._opt._aggregate_gradients(grads_and_vars)
+        owner: Any = self._opt if self._wraps_v2 else super()
+        return owner._aggregate_gradients(grads_and_vars)
 
     def _arrived(self, grads_and_vars: Iterable[Any], aggregate: bool) -> _Pairs:
         """Returns the pairs that have a gradient, dense and summed over the replicas if that is wanted."""
@@ -586,9 +591,9 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _deserialize(config: Dict[str, Any], custom_objects: Any) -> Any:
-    # Where Keras has two kinds of optimizers, it must be told that it is one of the older kind.
-    kind = {"use_legacy_optimizer": True} if hasattr(tf.keras.optimizers, "legacy") else {}
-    return tf.keras.optimizers.deserialize(config, custom_objects=custom_objects, **kind)
+    # By their plain names too: not every format of a saved model keeps the name that they are registered under.
+    own = {name: globals()[name] for name in __all__}
+    return tf.keras.optimizers.deserialize(config, custom_objects={**own, **(custom_objects or {})})
 
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.addons.keras.layers.ipu_layer import IPULayer
+from tf_ipu_dp.emulator.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.ipu.ops import f8_ops, math_ops
 
 _DIMENSIONS = {
@@ -22,7 +22,7 @@ _DIMENSIONS = {
 class SerialDense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
     """Keras' Dense. The factor, which saves memory on the IPU, must divide the dimension it is for."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         units: int,
         serialization_factor: int,
@@ -104,7 +104,7 @@ class Dense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights of Keras' Dense."""
-        if isinstance(input_shape, list):
+        if len(input_shapes(input_shape)) > 1:
             raise NotImplementedError(f"{self.name}: the emulator has no FP8 arithmetic; give one ordinary tensor.")
         super().build(input_shape)
 

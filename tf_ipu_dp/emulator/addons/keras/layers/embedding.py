@@ -13,7 +13,7 @@ from tf_ipu_dp.emulator.ipu.ops import embedding_ops
 class Embedding(IPULayer):
     """Looks rows up in a table of `input_dim` x `output_dim`."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         input_dim: int,
         output_dim: int,

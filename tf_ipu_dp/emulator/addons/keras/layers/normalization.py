@@ -16,14 +16,26 @@ from tf_ipu_dp.emulator.ipu.ops import normalization_ops
 _SMALLEST_EPSILON = 1.53e-5  # of use with float16 on the IPU
 
 
-class GroupNormalization(IPULayer):
+class _Normalization(IPULayer):
+    """Keeps the shape of its input."""
+
+    def _add_parameter(self, name: str, shape: List[int], initializer: Any) -> Any:
+        # Read in its own precision: the result is rounded to float16 only at the end.
+        return self.add_weight(name, shape, initializer=initializer, experimental_autocast=False)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the input."""
+        return input_shape
+
+
+class GroupNormalization(_Normalization):
     """Normalises each sample over space and the channels of a group.
 
     With `strided_channel_grouping` channel c is in group c mod groups, otherwise groups are neighbouring channels.
     An initializer that is None is Keras' default for weights, glorot_uniform, for gamma as for beta.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         groups: int = 2,
         channels_axis: int = -1,
@@ -61,9 +73,9 @@ class GroupNormalization(IPULayer):
         channels = spec.shape[normalization_ops.check_channels_axis(spec, self.channels_axis)]
         normalization_ops.check_groups(self._groups(channels), channels)
         if self.scale:
-            self.gamma = self.add_weight("gamma", [channels], initializer=self.gamma_initializer)
+            self.gamma = self._add_parameter("gamma", [channels], self.gamma_initializer)
         if self.center:
-            self.beta = self.add_weight("beta", [channels], initializer=self.beta_initializer)
+            self.beta = self._add_parameter("beta", [channels], self.beta_initializer)
         super().build(input_shape)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -79,10 +91,6 @@ class GroupNormalization(IPULayer):
             self.epsilon,
             self.strided_channel_grouping,
         )
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the input."""
-        return input_shape
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments."""
@@ -106,7 +114,7 @@ class GroupNormalization(IPULayer):
 class InstanceNormalization(GroupNormalization):
     """Normalises each channel of each sample by itself."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         channels_axis: int = -1,
         center: bool = True,
@@ -137,10 +145,10 @@ class InstanceNormalization(GroupNormalization):
         return channels
 
 
-class LayerNormalization(IPULayer):
+class LayerNormalization(_Normalization):
     """Keras' layer normalisation, for inputs whose shape is known in full, the batch included."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         axis: Union[int, Sequence[int]] = -1,
         epsilon: float = 1e-3,
@@ -183,9 +191,9 @@ class LayerNormalization(IPULayer):
         if None in sizes:
             raise ValueError(f"{self.name}: the axes to normalise must have a known size (input shape {shape}).")
         if self.scale:
-            self.gamma = self.add_weight("gamma", sizes, initializer=self.gamma_initializer)
+            self.gamma = self._add_parameter("gamma", sizes, self.gamma_initializer)
         if self.center:
-            self.beta = self.add_weight("beta", sizes, initializer=self.beta_initializer)
+            self.beta = self._add_parameter("beta", sizes, self.beta_initializer)
         super().build(input_shape)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -205,10 +213,6 @@ class LayerNormalization(IPULayer):
         if self.beta is not None:
             outputs += _broadcast(self.beta, axes, inputs.shape)
         return tf.cast(outputs, inputs.dtype)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the input."""
-        return input_shape
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments."""

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.addons.keras.layers.ipu_layer import IPULayer
+from tf_ipu_dp.emulator.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.ipu.ops import rand_ops
 
 _RECURRENT_ACTIVATIONS = ("tanh", "softmax", "sigmoid", "hard_sigmoid")
@@ -72,7 +72,7 @@ class _PopnnRNN(IPULayer):
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights, and the states of a stateful layer."""
-        shape = tf.TensorShape(input_shape[0] if isinstance(input_shape, list) else input_shape)
+        shape = input_shapes(input_shape)[0]
         if shape.rank != 3:
             raise ValueError(f"{self.name}: the input must have rank 3, but its shape is {shape}.")
         if shape[2] is None:
@@ -97,7 +97,7 @@ class _PopnnRNN(IPULayer):
             raise ValueError(f"{self.name}: the input must have rank 3, but its shape is {inputs.shape}.")
         states = self._first_states(inputs, initial_state)
         if self.dropout and (training is not False):
-            same_for_all_steps = [1, None, None] if self.time_major else [None, 1, None]
+            same_for_all_steps: Any = [1, None, None] if self.time_major else [None, 1, None]
             inputs = rand_ops.dropout(inputs, self.dropout, same_for_all_steps, self.dropout_seed)
         last, outputs, states = tf.keras.backend.rnn(
             self._step(), self._project(inputs), states, time_major=self.time_major
@@ -131,7 +131,7 @@ class _PopnnRNN(IPULayer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shapes of the output and, if they are returned, the states."""
-        shape = tf.TensorShape(input_shape[0] if isinstance(input_shape, list) else input_shape).as_list()
+        shape = input_shapes(input_shape)[0].as_list()
         state = tf.TensorShape([shape[1 if self.time_major else 0], self.units])
         output = tf.TensorShape([*shape[:2], self.units]) if self.return_sequences else state
         return [output, *[state] * self.state_count] if self.return_state else output
@@ -189,7 +189,7 @@ class _PopnnRNN(IPULayer):
 
     def _keep_states(self, states: Optional[List[Any]]) -> None:
         # Set past Keras, which would count them among the weights; `set_weights` takes those of a Keras layer.
-        vars(self)["states"] = states or [None] * self.state_count
+        self.__dict__["states"] = states or [None] * self.state_count
 
 
 class PopnnLSTM(_PopnnRNN):
@@ -198,7 +198,7 @@ class PopnnLSTM(_PopnnRNN):
     gates = 4
     state_count = 2
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         units: int,
         activation: Any = "tanh",
@@ -262,7 +262,7 @@ class PopnnGRU(_PopnnRNN):
     gates = 3
     state_count = 1
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
         units: int,
         activation: Any = "tanh",

@@ -1,0 +1,31 @@
+"""How replicas share the host's cores.
+
+Two sliced micro batches are in flight at a time. Each does best on half of the cores, rather than both on all of them:
+a ResNet-20 on two cores trains a quarter faster. TensorFlow takes such settings only before it has done anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+
+
+def share_between_replicas() -> None:
+    """Gives each operation half of the cores, unless the program has chosen itself or TensorFlow is under way."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    if context.context()._context_handle is not None or tf.config.threading.get_intra_op_parallelism_threads():
+        return
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        return
+    tf.config.threading.set_intra_op_parallelism_threads(cores // 2)
+    if not tf.config.threading.get_inter_op_parallelism_threads():
+        tf.config.threading.set_inter_op_parallelism_threads(cores)
+    # What one thread frees, another can use: otherwise the second micro batch costs more memory than it needs.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

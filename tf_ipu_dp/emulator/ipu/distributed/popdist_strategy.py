@@ -1,0 +1,41 @@
+"""`tensorflow.python.ipu.distributed.popdist_strategy`: the strategy of one instance of a PopDist job."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator import popdist
+from tf_ipu_dp.emulator.ipu import ipu_strategy
+from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
+
+
+class PopDistStrategy(tf.compat.v1.distribute.Strategy, KerasExtensions):  # type: ignore[misc]
+    """The replicas of all instances. `num_replicas_in_sync` counts them, so Keras' losses are divided by them."""
+
+    supports_loss_scaling = True
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        add_ipu_cross_replica_reductions: bool = True,
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        popdist.init()
+        reduces = add_ipu_cross_replica_reductions
+        super().__init__(ipu_strategy.Extended(self, popdist.getNumTotalReplicas(), reduces))
+        self._ipu_device = ipu_device
+        ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
+
+    def update_ipu_config(self, config: Any) -> None:
+        """Writes this instance's place in the job into the configuration."""
+        config.experimental.multi_replica_distribution.process_count = popdist.getNumInstances()
+        config.experimental.multi_replica_distribution.process_index = popdist.getInstanceIndex()
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
+        """Runs a function on the device; a plain one is traced first."""
+        if not tf.executing_eagerly():
+            return ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
+        return ipu_strategy.run_on_device(self, ipu_strategy.as_function(fn), args, kwargs or {}, check_types=False)

@@ -1,0 +1,61 @@
+"""Names that programs for the SDK expect in Keras: `keras.ipu`, and the optimizers of Keras 2.6 in later releases."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict
+
+import tensorflow as tf
+
+_OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
+_LEGACY_ARGUMENTS = ("decay", "gradient_aggregator", "gradient_transformers", "lr")
+
+
+def add_to_keras() -> None:
+    """Sets `ipu` in every module that programs know as Keras. Doing it twice is harmless."""
+    from tf_ipu_dp.emulator import keras_ipu
+
+    if getattr(tf.keras, "ipu", None) is keras_ipu:
+        return
+    for module in _keras_modules(""):
+        module.ipu = keras_ipu
+    legacy = getattr(tf.keras.optimizers, "legacy", None)
+    if legacy is not None:
+        names: Dict[str, Any] = {
+            name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS
+        }
+        for module in _keras_modules(".optimizers"):
+            for name, kind in names.items():
+                setattr(module, name, kind)
+
+
+def _keras_modules(tail: str) -> Any:
+    found = {id(tf.keras): tf.keras} if not tail else {id(tf.keras.optimizers): tf.keras.optimizers}
+    for name in ("keras", "tensorflow.keras", "keras.api._v2.keras"):
+        module = sys.modules.get(name + tail)
+        if module is not None:
+            found[id(module)] = module
+    return list(found.values())
+
+
+def _either(name: str, legacy: Any, stock: Any) -> Any:
+    """Returns a class that is the legacy optimizer for the device and to subclasses, and stock Keras' otherwise.
+
+    Programs for the SDK subclass the optimizers of Keras 2.6 and give them arguments that later ones do not know.
+    """
+
+    class Either(type(legacy)):  # type: ignore[misc]
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not kind:
+                return super().__call__(*args, **kwargs)
+            on_ipu = getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False)
+            return (legacy if on_ipu or set(kwargs) & set(_LEGACY_ARGUMENTS) else stock)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (legacy, stock)) if cls is kind else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, (legacy, stock)) if cls is kind else super().__subclasscheck__(other)
+
+    kind: Any = Either(name, (legacy,), {"__doc__": legacy.__doc__, "__module__": legacy.__module__})
+    return kind
