@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
@@ -25,6 +25,7 @@ from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
 _IN_FLIGHT = 2
+_FORWARD_AT = 0.35
 _LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
@@ -117,9 +118,7 @@ def reset_metrics(model: Any) -> None:
 class _Execution:
     """A function of an iterator, traced for sliced replicas, or for replicas that run together if they must meet."""
 
-    def __init__(
-        self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any], training: bool = False
-    ) -> None:
+    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any], training: bool = False) -> None:
         self._model, self._shape, self._body, self._training = model, shape, body, training
         self._program = replicas.Program(shape.replicas)
         self._sliced: Any = None
@@ -131,7 +130,9 @@ class _Execution:
             return self._execute(iterator)
 
     def _execute(self, iterator: Any) -> Any:
-        if self._together is not None:
+        # The state of a stateful layer belongs to a replica, and is not among the model's variables.
+        stateful = self._shape.replicas > 1 and getattr(self._model, "stateful", False)
+        if self._together is not None or stateful:
             return self._run_together(iterator)
         if self._sliced is None:
             if self._shape.replicas * self._shape.accumulation > 1:
@@ -158,7 +159,7 @@ class _Execution:
                 source = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
                 return self._trace(_Shared(source), together=True)
 
-            self._together = replicas.TogetherFunction(call, tensors, self._shape.replicas)
+            self._together = replicas.TogetherFunction(call, tensors, replicas.Program(self._shape.replicas))
         return self._together(tensors)
 
 
@@ -256,8 +257,9 @@ def metric_results(model: Any) -> Dict[str, Any]:
 
 def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> List[Any]:
     """Returns the gradients of one update, added up over the micro batches of this replica or of all sliced ones."""
-    nothing = [tf.zeros_like(variable) for variable in model.trainable_variables]
+    nothing = [tf.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables]
     own = len(nothing)
+    until = int(own * _FORWARD_AT) if own else None
     moving = [variable for variable in model.non_trainable_variables if not variable.trainable]
     if shape.replicas == 1:
         moving = []
@@ -274,8 +276,8 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
             totals = [before + gradient for before, gradient in zip(carried[:own], gradients)]
             return totals + [_keep(kept, variable, replica) for kept, variable in zip(carried[own:], moving)]
 
-        kept = [tf.zeros_like(value) for value in start]
-        carried = _repeat(metrics.slices, step_of_one, [*total, *kept], in_flight=_IN_FLIGHT)
+        kept = [tf.zeros(value.shape, value.dtype) for value in start]
+        carried = _repeat(metrics.slices, step_of_one, [*total, *kept], _IN_FLIGHT, until)
         if metrics.together:
             kept = replicas.meet([variable.read_value() for variable in moving], _keep_all)
         for variable, value in zip(moving, kept if metrics.together else carried[own:]):
@@ -284,7 +286,8 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
         return carried[:own]
 
     # With nothing to settle between them, the micro batches of one replica overlap too.
-    total = _repeat(shape.accumulation, step_of_all, nothing, in_flight=1 if shape.replicas > 1 else _IN_FLIGHT)
+    in_flight = 1 if shape.replicas > 1 else _IN_FLIGHT
+    total = _repeat(shape.accumulation, step_of_all, nothing, in_flight, until)
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
 
 
@@ -343,12 +346,9 @@ class _GradientCatcher:
         return getattr(self._optimizer, name)
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
-        """Keeps the gradients instead of applying them; a loss-scaling optimizer's scale is undone here."""
-        scaled = hasattr(self._optimizer, "get_scaled_loss")
-        with tape:
-            loss = self._optimizer.get_scaled_loss(loss) if scaled else loss
-        gradients = tape.gradient(loss, var_list)
-        self.gradients = self._optimizer.get_unscaled_gradients(gradients) if scaled else gradients
+        """Keeps the gradients instead of applying them. Optimizers that scale the loss do it in here."""
+        compute = getattr(self._optimizer, "_compute_gradients", None) or self._optimizer.compute_gradients
+        self.gradients = [gradient for gradient, _ in compute(loss, var_list, tape=tape)]
 
 
 @contextlib.contextmanager
@@ -381,10 +381,9 @@ def _build_metrics(model: Any, spec: Any) -> bool:
     batch = tf.nest.flatten(spec[0])[0].shape[0]
     try:
         predicted = [tf.TensorSpec([batch, *output.shape[1:]], output.dtype) for output in outputs]
-        names = getattr(model, "output_names", None)
         y_pred = predicted[0] if len(predicted) == 1 else predicted
         if isinstance(spec[1], dict):
-            y_pred = dict(zip(names, predicted))
+            y_pred = dict(zip(model.output_names, predicted))
         for container in (model.compiled_loss, model.compiled_metrics):
             if container is not None and not container._built:
                 build = container.build
@@ -404,9 +403,16 @@ def build_optimizer(model: Any) -> None:
 
 
 def _repeat(
-    count: int, body: Callable[..., Sequence[Any]], carried: Sequence[Any] = (), in_flight: int = 1
+    count: int,
+    body: Callable[..., Sequence[Any]],
+    carried: Sequence[Any] = (),
+    in_flight: int = 1,
+    until: Optional[int] = None,
 ) -> List[Any]:
-    """Repeats the body in a loop of the graph. Repetitions may overlap; what has an effect keeps their order."""
+    """Repeats the body in a loop of the graph. Repetitions may overlap; what has an effect keeps their order.
+
+    `until` is the number of a result that a repetition must have before the next one begins to have effects.
+    """
     if count == 1:
         return list(body(tf.constant(0), *carried))
 
@@ -418,7 +424,7 @@ def _repeat(
         effects = _effects(graph.get_operations()[made_before:])
         for operation in effects:
             operation._add_control_input(gate.op)
-        with tf.control_dependencies(effects):
+        with tf.control_dependencies(effects if until is None else [*effects, results[until]]):
             turn = tf.identity(gate)
         return [number + 1, turn, *results]
 

@@ -42,10 +42,10 @@ _stock: Dict[str, Callable[..., Any]] = {}
 class ReplicatedMetricReductionMethod(enum.Enum):
     """What `fit` and `evaluate` tell of the replicas' metrics. NONE: those of the last one."""
 
-    NONE = 0
-    LIST = 1
-    SUM = 2
-    MEAN = 3
+    NONE = "NONE"
+    LIST = "LIST"
+    SUM = "SUM"
+    MEAN = "MEAN"
 
     @classmethod
     def parse(cls, method: Any) -> ReplicatedMetricReductionMethod:
@@ -381,7 +381,6 @@ def _deal(
     class_weight: Any = None,
 ) -> _Dealt:
     """Deals micro batches to the local replicas. `steps` counts those of all of them, the result those of one."""
-    replicas = local_replicas(model)
     adapters = _data_adapter()
     dataset = _as_dataset(adapters, x, y, sample_weight, batch_size, shuffle)
     if class_weight:
@@ -389,6 +388,8 @@ def _deal(
     if any(spec.dtype == tf.float64 for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = _map(dataset, _to_float32)
     ipu_infeed_queue.check_dataset(dataset)
+    pipelines.prepare(model, _input_specs(dataset))
+    replicas = local_replicas(model)
 
     length = int(dataset.cardinality().numpy())
     if steps is None and length == tf.data.INFINITE_CARDINALITY:
@@ -456,9 +457,12 @@ def _check_model(model: Any, training: bool) -> None:
 
 def _check_pipeline(model: Any, dealt: _Dealt, training: bool) -> None:
     """What the SDK finds out only when it compiles."""
-    inputs = dealt.dataset.element_spec
-    inputs = inputs[0] if isinstance(inputs, tuple) else inputs
-    pipelines.check_before_run(model, training, _steps_per_execution(model), inputs)
+    pipelines.check_before_run(model, training, _steps_per_execution(model), _input_specs(dealt.dataset))
+
+
+def _input_specs(dataset: Any) -> Any:
+    element = dataset.element_spec
+    return element[0] if isinstance(element, tuple) else element
 
 
 def _check_accumulation(steps_per_execution: int, accumulation: int) -> None:

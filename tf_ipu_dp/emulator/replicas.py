@@ -30,6 +30,7 @@ class Program:
     together: bool = False
     updating: bool = False  # a sliced program's weight update, which is made once and stands for all replicas
     must_meet: bool = False
+    fitting_replicas: int = 0  # set when tracing finds that the device holds another number of replicas
     random_ops: int = 0
 
 
@@ -174,12 +175,14 @@ class TogetherFunction:
     It is traced once, for tensors like those given, which all replicas get; a feed's handle among them is dealt.
     """
 
-    def __init__(self, function: Callable[..., Any], tensors: Sequence[Any], replicas: int) -> None:
+    def __init__(self, function: Callable[..., Any], tensors: Sequence[Any], program: Program) -> None:
+        replicas = program.replicas
         if replicas not in _numbers:
             with tf.init_scope():
                 _numbers[replicas] = [tf.Variable(one, dtype=tf.int32, trainable=False) for one in range(replicas)]
         self._numbers = _numbers[replicas]
-        self._program = Program(replicas, index=self._numbers[0].read_value, together=True)
+        self._program = program
+        program.index, program.together = self._numbers[0].read_value, True
         with traced_as(self._program):
             self._concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
         self._copies: Dict[int, List[Any]] = {}
@@ -187,7 +190,7 @@ class TogetherFunction:
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs all replicas and waits for them."""
-        table = self._handles()
+        table = self._handles(tensors)
         captured = self._concrete.captured_inputs
         results: List[Any] = [None] * self._program.replicas
         errors: List[BaseException] = []
@@ -219,9 +222,13 @@ class TogetherFunction:
     def _meetings(self) -> List[Meeting]:
         return _meetings.get(self._program.replicas, [])
 
-    def _handles(self) -> Dict[int, List[Any]]:
+    def _handles(self, tensors: Sequence[Any]) -> Dict[int, List[Any]]:
         """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
-        table = dict(_dealt_handles)
+        table: Dict[int, List[Any]] = {}
+        for handle in (*tensors, *self._concrete.captured_inputs):
+            share = _dealt_handles.get(handle_id(handle))
+            if share is not None:
+                table[handle_id(handle)] = share(self._program.replicas)
         for meeting in self._meetings():
             table.update(meeting.handles())
         for handle in self._concrete.captured_inputs:
@@ -247,13 +254,13 @@ class TogetherFunction:
 # A function that programs share is traced once, with the meetings of its first program: so they are everybody's.
 _meetings: Dict[int, List[Meeting]] = {}
 _numbers: Dict[int, List[Any]] = {}
-_dealt_handles: Dict[int, List[Any]] = {}
+_dealt_handles: Dict[int, Callable[[int], List[Any]]] = {}
 _host_handles: Set[int] = set()
 
 
-def deal(handle: Any, handles: List[Any]) -> None:
-    """Says which handle each replica gets where the program has this one: its share of a feed."""
-    _dealt_handles[handle_id(handle)] = handles
+def deal(handle: Any, share: Callable[[int], List[Any]]) -> None:
+    """Says which handles so many replicas get where the program has this one: their shares of a feed."""
+    _dealt_handles[handle_id(handle)] = share
 
 
 def undeal(handle: Any) -> None:

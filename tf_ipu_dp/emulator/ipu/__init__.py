@@ -21,8 +21,6 @@ _OPS = (
     "slicing_ops", "statistics_ops", "within_replica_ops",
 )  # fmt: skip
 
-__all__ = [*_MODULES, *_OPS, "outlined_function"]
-
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
@@ -35,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> List[str]:
-    return sorted(__all__)
+    return sorted([*_MODULES, *_OPS, "outlined_function"])
 
 
 keras_names.add_to_keras()

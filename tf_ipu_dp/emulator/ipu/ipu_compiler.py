@@ -11,7 +11,7 @@ from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import loops, scopes
 
 
-def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:  # noqa: A001 the SDK's name
+def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Makes one program of the computation: tensors come back as a list, nothing but operations as an operation."""
     if not scopes.is_in_ipu_scope() and not getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
         raise Exception("The computation is not placed on an IPU device: use ipu.scopes.ipu_scope().")

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
 
 from tf_ipu_dp.emulator import replicas
-from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu.ipu_outfeed_queue import check_feed_type
 
 _DEFAULT_DEPTH = 3
@@ -97,22 +96,8 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def __init__(self, dataset: Any) -> None:
         check_dataset(dataset)
-        count = ipu_config.configured_system().ipus_per_device[0]
-        if count == 1:
-            super().__init__(dataset)
-            return
-        with on_host():
-            dealer = multi_device_iterator_ops.OwnedMultiDeviceIterator(
-                dataset=dataset,
-                devices=("/cpu:0",) * count,
-                max_buffer_size=_DEFAULT_DEPTH,
-                prefetch_buffer_size=0,
-                source_device="/cpu:0",
-            )
-        shares: List[Any] = dealer._device_iterators
-        self.__dict__.update(vars(shares[0]))
-        self._dealer = dealer
-        replicas.deal(self._iterator_resource, [share._iterator_resource for share in shares])
+        super().__init__(dataset)
+        replicas.deal(self._iterator_resource, _Dealer(dataset).shares)
         weakref.finalize(self, replicas.undeal, self._iterator_resource)
 
     def __next__(self) -> Any:
@@ -140,6 +125,32 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def _gather_saveables_for_checkpoint(self) -> Any:
         raise NotImplementedError("An IPU iterator cannot be checkpointed.")
+
+
+class _Dealer:
+    """Deals the elements of one pass over a dataset to replicas that run together."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._handles: List[Any] = []
+
+    def shares(self, count: int) -> List[Any]:
+        """Returns an iterator's handle for each replica, the same ones each time."""
+        if not self._handles:
+            with on_host():
+                self._owner = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+                    dataset=self._dataset,
+                    devices=("/cpu:0",) * count,
+                    max_buffer_size=_DEFAULT_DEPTH,
+                    prefetch_buffer_size=0,
+                    source_device="/cpu:0",
+                )
+            self._handles = [share._iterator_resource for share in self._owner._device_iterators]
+        if len(self._handles) != count:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"An iterator that feeds {len(self._handles)} replicas cannot feed {count} of them as well."
+            )
+        return self._handles
 
 
 class IPUIterator(IPUOwnedIterator):

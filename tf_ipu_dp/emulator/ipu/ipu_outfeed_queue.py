@@ -71,8 +71,8 @@ class IPUOutfeedQueue:
                     None, None, f"The outfeed queue carries {self._store.layout}, but is now given {wanted}."
                 )
             self._store = _Store(wanted)
-        copies = wanted.replicas if program and program.updating else 1
-        kept = 1 if wanted.together else wanted.replicas
+        copies = wanted.count if program and program.updating else 1
+        kept = 1 if wanted.together else wanted.count
         return self._store.enqueue(flat, copies, kept if self._mode is IPUOutfeedMode.LAST else None)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
@@ -143,7 +143,7 @@ class _Layout:
     structure: Any
     types: Any
     shapes: Any
-    replicas: int
+    count: int
     together: bool
 
     @classmethod
@@ -155,7 +155,7 @@ class _Layout:
 
     def __str__(self) -> str:
         leaves = ", ".join(f"{dtype.name}{list(shape or ())}" for dtype, shape in zip(self.types, self.shapes))
-        return f"{leaves} of {replicas_text(self.replicas)}"
+        return f"{leaves} of {replicas_text(self.count)}"
 
     @property
     def is_static(self) -> bool:
@@ -174,10 +174,11 @@ class _Store:
         self.layout = layout
         self._seen = False
         with tf.init_scope():
-            self._queues = [self._queue() for _ in range(layout.replicas if layout.together else 1)]
+            self._queues = [self._queue() for _ in range(layout.count if layout.together else 1)]
             self._entry = self._queue() if layout.together else self._queues[0]
         if layout.together:
-            replicas.deal(self._entry.queue_ref, [queue.queue_ref for queue in self._queues])
+            handles = [queue.queue_ref for queue in self._queues]
+            replicas.deal(self._entry.queue_ref, lambda count: handles)
             weakref.finalize(self, replicas.undeal, self._entry.queue_ref)
 
     def _queue(self) -> Any:
@@ -206,7 +207,7 @@ class _Store:
     def take_all(self, warn: bool = True) -> Any:
         """Returns everything, the steps in front."""
         shares = [self._take(queue, queue.size()) for queue in self._queues]
-        count = self.layout.replicas
+        count = self.layout.count
         if self.layout.together:
             least = tf.reduce_min([tf.shape(share[0])[0] for share in shares])
             flat = [tf.stack([leaf[:least] for leaf in leaves], axis=1) for leaves in zip(*shares)]
@@ -235,7 +236,7 @@ class _Store:
         shares = [self._take(queue, size) for queue, size in zip(self._queues, sizes)]
         if self.layout.together:
             return self._pack([tf.stack([leaf[-1] for leaf in leaves]) for leaves in zip(*shares)])
-        if self.layout.replicas > 1:
+        if self.layout.count > 1:
             return self._pack(list(shares[0]))
         return self._pack([leaf[-1] for leaf in shares[0]])
 
@@ -258,4 +259,3 @@ def _drop(queue: Any) -> Any:
     taken = queue.dequeue()
     with tf.control_dependencies(list(taken) if isinstance(taken, (list, tuple)) else [taken]):
         return tf.constant(0)
-

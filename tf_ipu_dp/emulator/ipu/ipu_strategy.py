@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -50,7 +51,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         return totals
 
 
-class IPUStrategyV1(tf.compat.v1.distribute.Strategy, KerasExtensions):  # type: ignore[misc]
+class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
     """All IPUs of one device in this process. `num_replicas_in_sync` is 1, however often Keras replicates the model."""
 
     supports_loss_scaling = True
@@ -62,7 +63,7 @@ class IPUStrategyV1(tf.compat.v1.distribute.Strategy, KerasExtensions):  # type:
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        super().__init__(Extended(self))
+        tf.compat.v1.distribute.Strategy.__init__(self, Extended(self))
         self._device_ordinal = _ordinal(ipu_device)
         self._ipu_device, self._cpu_device = ipu_device, cpu_device
         prepare(self, enable_dataset_iterators, enable_keras_extensions)
@@ -127,21 +128,34 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
                 )
             return _as_replica(strategy, fn, args, kwargs)
         own = _own_function(fn, system)
-        if count == 1:
-            with replicas.traced_as(replicas.Program(1)):
-                if check_types:
-                    _check_types(_as_replica(strategy, own.get_concrete_function, args, kwargs))
-                return _as_replica(strategy, own, args, kwargs)
-        return _run_together(strategy, own, args, kwargs, count)
+        program = replicas.Program(own.replicas or count)
+        try:
+            return _run(strategy, own.function, args, kwargs, program, check_types)
+        except Exception:
+            if not program.fitting_replicas:
+                raise
+        # It turned out to be a pipeline, which takes several IPUs for each replica.
+        own = _own_function(fn, system, anew=True)
+        own.replicas = program.fitting_replicas
+        return _run(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
 
 
-def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], count: int) -> Any:
+def _run(strategy: Any, fn: Any, args: Any, kwargs: Any, program: replicas.Program, check_types: bool) -> Any:
+    if program.replicas > 1:
+        return _run_together(strategy, fn, args, kwargs, program)
+    with replicas.traced_as(program):
+        if check_types:
+            _check_types(_as_replica(strategy, fn.get_concrete_function, args, kwargs))
+        return _as_replica(strategy, fn, args, kwargs)
+
+
+def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program) -> Any:
     leaves = tf.nest.flatten((tuple(args), kwargs), expand_composites=True)
     is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
     others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
     structure = tf.nest.map_structure(lambda _: 0, (tuple(args), kwargs))
-    key = (id(fn), repr(structure), count, tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
+    key = (id(fn), repr(structure), tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
            tuple(leaf if isinstance(leaf, (int, float, str, bool)) else id(leaf) for leaf in others))  # fmt: skip
     if key not in strategy.together:
         template = (tuple(args), kwargs)
@@ -153,7 +167,8 @@ def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], cou
             results = _as_replica(strategy, fn, own_args, own_kwargs)
             return None if isinstance(results, tf.Operation) else results
 
-        strategy.together[key] = (replicas.TogetherFunction(call, tensors, count), fn, others)
+        # What the key names by its id is kept alive with it.
+        strategy.together[key] = (replicas.TogetherFunction(call, tensors, program), fn, others)
     return strategy.together[key][0](tensors)
 
 
@@ -175,14 +190,21 @@ _traced: Any = weakref.WeakKeyDictionary()
 _own_functions: Any = weakref.WeakKeyDictionary()
 
 
-def _own_function(fn: Any, system: Any) -> Any:
-    """Returns a copy of the user's function that is traced anew for each configuration of the device."""
-    system_now, generation = weakref.ref(system), random_numbers.generation()
+@dataclasses.dataclass
+class _Own:
+    """A copy of a user's function, traced for one configuration of the device."""
+
+    function: Any
+    key: Any
+    replicas: int = 0
+
+
+def _own_function(fn: Any, system: Any, anew: bool = False) -> _Own:
+    key = (weakref.ref(system), random_numbers.generation())
     kept = _own_functions.get(fn)
-    if kept is None or kept[:2] != (system_now, generation):
-        kept = (system_now, generation, fn._clone(None))
-        _own_functions[fn] = kept
-    return kept[2]
+    if anew or kept is None or kept.key != key:
+        kept = _own_functions[fn] = _Own(fn._clone(None), key)
+    return kept
 
 
 def _check_types(concrete: Any) -> None:

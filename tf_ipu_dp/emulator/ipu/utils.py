@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tf_ipu_dp.emulator import random_numbers
-
 from tf_ipu_dp.emulator.ipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -23,6 +22,14 @@ from tf_ipu_dp.emulator.ipu.config import (
     reset_ipu_configuration,
     running_on_ipu_model,
 )
+from tf_ipu_dp.emulator.ipu.dataset_extractor import (
+    export_dataset_to_file,
+    export_inputs_to_file,
+    export_variables_from_live_model,
+    export_variables_from_live_session,
+    import_data_in_live_model,
+    import_data_in_live_session,
+)
 
 __all__ = [
     "DeviceConnectionType",
@@ -33,8 +40,14 @@ __all__ = [
     "SelectionOrder",
     "SyntheticDataCategory",
     "configure_ipu_system",
+    "export_dataset_to_file",
+    "export_inputs_to_file",
+    "export_variables_from_live_model",
+    "export_variables_from_live_session",
     "get_ipu_config",
     "get_num_of_ipus_in_device",
+    "import_data_in_live_model",
+    "import_data_in_live_session",
     "move_variable_initialization_to_cpu",
     "reset_ipu_configuration",
     "reset_ipu_seed",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-
+from tf_ipu_dp.emulator.keras_models import ReplicatedMetricReductionMethod
 from tf_ipu_dp.emulator.layer_calls import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
@@ -27,12 +26,3 @@ __all__ = [
 ]
 
 __ipu__built__ = "1"
-
-
-class ReplicatedMetricReductionMethod(enum.Enum):
-    """What the logs of a replicated model hold: the last replica's values, all of them, their sum or their mean."""
-
-    NONE = "NONE"
-    LIST = "LIST"
-    SUM = "SUM"
-    MEAN = "MEAN"

@@ -11,7 +11,7 @@ from tf_ipu_dp.emulator.ipu import ipu_strategy
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
 
 
-class PopDistStrategy(tf.compat.v1.distribute.Strategy, KerasExtensions):  # type: ignore[misc]
+class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
     """The replicas of all instances. `num_replicas_in_sync` counts them, so Keras' losses are divided by them."""
 
     supports_loss_scaling = True
@@ -25,7 +25,8 @@ class PopDistStrategy(tf.compat.v1.distribute.Strategy, KerasExtensions):  # typ
     ) -> None:
         popdist.init()
         reduces = add_ipu_cross_replica_reductions
-        super().__init__(ipu_strategy.Extended(self, popdist.getNumTotalReplicas(), reduces))
+        extended = ipu_strategy.Extended(self, popdist.getNumTotalReplicas(), reduces)
+        tf.compat.v1.distribute.Strategy.__init__(self, extended)
         self._ipu_device = ipu_device
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 

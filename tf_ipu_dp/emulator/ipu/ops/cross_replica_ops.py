@@ -45,7 +45,7 @@ def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
 
 def check_group(size: Optional[int]) -> None:
     """Accepts all replicas as one group; the SDK supports no other."""
-    if size in (None, 0, replicas.count()):
+    if not size or size == replicas.count():
         return
     if size < 0 or replicas.count() % size:
         raise tf.errors.InvalidArgumentError(

@@ -325,7 +325,7 @@ def _check_room(devices: Sequence[Any]) -> None:
     program = replicas.current()
     if program is not None and program.replicas != allowed:
         # For whoever traces the program: autograph lets no exception class of our own through.
-        vars(program)["fitting_replicas"] = allowed
+        program.fitting_replicas = allowed
         raise RuntimeError(
             f"The program was traced for {program.replicas} replicas, but the device holds {allowed} of {needed} IPUs."
         )
