@@ -17,7 +17,7 @@ LAYERS = [
     ["cli", "environment"],
     ["config"],
     ["plan"],
-    ["report", "world"],
+    ["report", "world", "sdk"],
     ["doctor", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}

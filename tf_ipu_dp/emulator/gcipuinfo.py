@@ -1,6 +1,7 @@
 """`gcipuinfo`: what is known about the IPUs, read from the emulated partition. No TensorFlow.
 
-Keys and formats are those of the SDK. What hardware would have to measure (power, temperature) is "N/A".
+Keys and formats are those of the SDK. What hardware would have to measure (power, temperature) is "N/A"; utilisation is
+measured: the time of executions without the time that they waited for input.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 import socket
 import time
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from tf_ipu_dp.emulator import registry
 
@@ -26,6 +27,7 @@ TotalBoardPower = "total board power"
 
 _IPUS_PER_BOARD = 4
 _UNKNOWN = "N/A"
+_IDLE = ("0.00%", "0.00%")
 _mode: Optional[int] = None
 
 
@@ -42,6 +44,7 @@ class gcipuinfo:  # noqa: N801
         self._partition = registry.Partition.from_environment(os.environ)
         self._refreshes = False
         self._devices: List[Dict[str, str]] = []
+        self._looks: Dict[Tuple[int, float], Tuple[float, float]] = {}
         self.updateData()
 
     def getDevices(self) -> List[Dict[str, str]]:  # noqa: N802
@@ -70,9 +73,21 @@ class gcipuinfo:  # noqa: N801
 
     def updateData(self) -> bool:  # noqa: N802
         """Reads the values anew, once."""
-        owners = {ipu: owner for owner in self._partition.owners() for ipu in owner.ipus}
-        self._devices = [_describe(ipu, owners.get(ipu)) for ipu in range(self._partition.size)]
+        holders: Dict[int, Tuple[registry.Owner, Tuple[str, str]]] = {}
+        for owner, meter in self._partition.meters():
+            utilisation = self._utilisation(owner, meter)
+            holders.update((ipu, (owner, utilisation)) for ipu in owner.ipus)
+        self._devices = [_describe(ipu, *holders.get(ipu, (None, _IDLE))) for ipu in range(self._partition.size)]
         return True
+
+    def _utilisation(self, owner: registry.Owner, meter: registry.Meter) -> Tuple[str, str]:
+        """Returns the share of time that the owner's IPUs worked: since the last look, and since it attached."""
+        now = time.monotonic()
+        busy = meter.busy_until(now)
+        key = (owner.pid, meter.attached)
+        looked, was_busy = self._looks.get(key, (meter.attached, 0.0))
+        self._looks[key] = (now, busy)
+        return _share(busy - was_busy, now - looked), _share(busy, now - meter.attached)
 
     def checkHealthOfDevices(self) -> str:  # noqa: N802
         """Returns the faults as JSON text; emulated IPUs have none."""
@@ -96,7 +111,11 @@ class gcipuinfo:  # noqa: N801
             self.updateData()
 
 
-def _describe(ipu: int, owner: Optional[registry.Owner]) -> Dict[str, str]:
+def _share(busy: float, seconds: float) -> str:
+    return f"{min(1.0, max(0.0, busy / seconds)):.2%}" if seconds > 0 else _IDLE[0]
+
+
+def _describe(ipu: int, owner: Optional[registry.Owner], utilisation: Tuple[str, str]) -> Dict[str, str]:
     board = ipu // _IPUS_PER_BOARD
     device = {
         "id": str(ipu),
@@ -108,8 +127,8 @@ def _describe(ipu: int, owner: Optional[registry.Owner]) -> Dict[str, str]:
         "ipu architecture": "ipu2",
         "clock": "1330MHz",
         "numa node": "0",
-        IpuUtilisation: _UNKNOWN if owner else "0.00%",
-        IpuUtilisationSession: _UNKNOWN if owner else "0.00%",
+        IpuUtilisation: utilisation[0],
+        IpuUtilisationSession: utilisation[1],
         IpuPower: _UNKNOWN,
         TotalBoardPower: _UNKNOWN,
         AverageBoardTemp: _UNKNOWN,

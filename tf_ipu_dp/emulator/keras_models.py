@@ -106,7 +106,7 @@ def extend_keras() -> None:
 
 def is_on_ipu(model: Any) -> bool:
     """Whether a model was made in the scope of an IPU strategy with Keras extensions."""
-    return bool(getattr(model.distribute_strategy, "enable_keras_extensions", False))
+    return bool(getattr(getattr(model, "_distribution_strategy", None), "enable_keras_extensions", False))
 
 
 def options_of(model: Any) -> Options:

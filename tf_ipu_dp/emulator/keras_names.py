@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Dict
 
@@ -27,6 +28,7 @@ def add_to_keras() -> None:
         for module in _keras_modules(".optimizers"):
             for name, kind in names.items():
                 setattr(module, name, kind)
+        _name_the_legacy_ones()
 
 
 def _keras_modules(tail: str) -> Any:
@@ -36,6 +38,21 @@ def _keras_modules(tail: str) -> Any:
         if module is not None:
             found[id(module)] = module
     return list(found.values())
+
+
+def _name_the_legacy_ones() -> None:
+    """Lets `compile(optimizer="adam")` and the like mean the legacy optimizer too, for the device."""
+    package = sys.modules[tf.keras.optimizers.get.__module__]
+    stock = package.deserialize
+
+    @functools.wraps(stock)
+    def deserialize(*args: Any, **kwargs: Any) -> Any:
+        if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
+            kwargs["use_legacy_optimizer"] = True
+        return stock(*args, **kwargs)
+
+    for module in (package, *_keras_modules(".optimizers")):
+        module.deserialize = deserialize
 
 
 def _either(name: str, legacy: Any, stock: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+REASON = "_why_refused"
+
 
 def refused(name: str, why: str) -> Any:
     """Returns a stand-in for a class or function of the SDK. Calling it, or a class made from it, is refused."""
@@ -12,4 +14,4 @@ def refused(name: str, why: str) -> Any:
         raise NotImplementedError(f"The emulator has no {name}: {why}.")
 
     short = name.rsplit(".", 1)[-1]
-    return type(short, (), {"__new__": refuse, "__doc__": f"Refused: {why}."})
+    return type(short, (), {"__new__": refuse, "__doc__": f"Refused: {why}.", REASON: why})

@@ -58,12 +58,50 @@ class Owner:
     replicas: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Meter:
+    """How long an owner's IPUs have been at work. Times are those of the machine's monotonic clock, in seconds."""
+
+    attached: float
+    busy: float = 0.0
+    executing_since: float = 0.0  # 0 between executions
+
+    def busy_until(self, now: float) -> float:
+        """Returns the seconds of work up to now, those of a running execution included."""
+        return self.busy + (max(0.0, now - self.executing_since) if self.executing_since else 0.0)
+
+    def to_line(self) -> bytes:
+        """Returns a line of always the same length, so that it can be overwritten in place."""
+        return f"{self.attached:020.6f} {self.busy:020.6f} {self.executing_since:020.6f}\n".encode()
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Meter:
+        """Reads such a line."""
+        attached, busy, since = (float(word) for word in line.split())
+        return cls(attached, busy, since)
+
+
 class Attachment:
     """IPUs held by this process, until `release` or the end of the process."""
 
     def __init__(self, partition: Partition, device: Device, path: Path, handle: int) -> None:
         self.device = device
         self._partition, self._path, self._handle = partition, path, handle
+
+    def begin_execution(self) -> None:
+        """Says that the IPUs start to work."""
+        self._write(dataclasses.replace(_METERS[self._path], executing_since=time.monotonic()))
+
+    def end_execution(self, waited: float) -> None:
+        """Says that the IPUs have worked, but for some seconds of waiting."""
+        meter, now = _METERS[self._path], time.monotonic()
+        spent = max(0.0, now - meter.executing_since - waited)
+        self._write(dataclasses.replace(meter, busy=meter.busy + spent, executing_since=0.0))
+
+    def _write(self, meter: Meter) -> None:
+        if self._handle >= 0:
+            _METERS[self._path] = meter
+            os.pwrite(self._handle, meter.to_line(), 0)
 
     def release(self) -> None:
         """Gives the IPUs back. Doing it twice is harmless."""
@@ -73,6 +111,7 @@ class Attachment:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             _HELD.pop(self._path, None)
+            _METERS.pop(self._path, None)
             os.close(self._handle)
             self._handle = -1
 
@@ -80,6 +119,7 @@ class Attachment:
 # What this process holds. A POSIX lock is dropped when its owner closes any handle of the file, so own files are never
 # opened again; and unlike flock it is not inherited by forked workers, which may outlive the owner.
 _HELD: Dict[Path, Owner] = {}
+_METERS: Dict[Path, Meter] = {}
 _NUMBERS = itertools.count()
 
 
@@ -124,7 +164,7 @@ class Partition:
         """Takes the first free device of so many IPUs, or the one with an id."""
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
-            held = {ipu for owner in self._read_owners() for ipu in owner.ipus}
+            held = {ipu for owner, _ in self._read() for ipu in owner.ipus}
             free = [device for device in wanted if held.isdisjoint(device.ipus)]
             if not free:
                 raise DeviceBusyError(
@@ -134,10 +174,14 @@ class Partition:
 
     def owners(self) -> List[Owner]:
         """Returns who holds IPUs now. The files of owners that have ended are removed."""
+        return [owner for owner, _ in self.meters()]
+
+    def meters(self) -> List[Tuple[Owner, Meter]]:
+        """Returns the owners, and how long their IPUs have worked."""
         if not self.folder.exists():
             return []
         with self.locked():
-            return self._read_owners()
+            return self._read()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -167,20 +211,21 @@ class Partition:
         path = self.folder / f"owner-{owner.pid}-{next(_NUMBERS)}.json"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(handle, json.dumps(dataclasses.asdict(owner)).encode())
-        _HELD[path] = owner
+        meter = Meter(time.monotonic())
+        os.write(handle, meter.to_line() + json.dumps(dataclasses.asdict(owner)).encode())
+        _HELD[path], _METERS[path] = owner, meter
         return Attachment(self, device, path, handle)
 
-    def _read_owners(self) -> List[Owner]:
-        owners = []
+    def _read(self) -> List[Tuple[Owner, Meter]]:
+        found = []
         for path in sorted(self.folder.glob("owner-*.json")):
             own = _HELD.get(path)
-            owner = own if own and own.pid == os.getpid() else self._read_foreign(path)
-            if owner:
-                owners.append(owner)
-        return owners
+            one = (own, _METERS[path]) if own and own.pid == os.getpid() else self._read_foreign(path)
+            if one:
+                found.append(one)
+        return found
 
-    def _read_foreign(self, path: Path) -> Optional[Owner]:
+    def _read_foreign(self, path: Path) -> Optional[Tuple[Owner, Meter]]:
         """Reads another process's attachment, or clears it away when that process has ended."""
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -200,16 +245,18 @@ class Partition:
             os.close(handle)
 
 
-def _parse(path: Path, content: bytes) -> Owner:
+def _parse(path: Path, content: bytes) -> Tuple[Owner, Meter]:
     try:
-        value = json.loads(content)
+        line, _, record = content.partition(b"\n")
+        meter = Meter.from_line(line)
+        value = json.loads(record)
         owner = Owner(**{**value, "ipus": tuple(value["ipus"])})
         numbers = (owner.pid, owner.replicas, *owner.ipus)
         if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(owner.user, str):
             raise ValueError("wrong types")
     except (ValueError, TypeError, KeyError) as error:
         raise RegistryError(f"{path} is not a record of the emulator; end its owner and remove it") from error
-    return owner
+    return owner, meter
 
 
 def _user_name() -> str:

@@ -184,14 +184,14 @@ class TogetherFunction:
         self._program = program
         program.index, program.together = self._numbers[0].read_value, True
         with traced_as(self._program):
-            self._concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
+            self.concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
         self._copies: Dict[int, List[Any]] = {}
         self._left: Dict[int, Any] = {}  # what the last run left in replica 0's variables, which the host sees
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """Runs all replicas and waits for them."""
         table = self._handles(tensors)
-        captured = self._concrete.captured_inputs
+        captured = self.concrete.captured_inputs
         results: List[Any] = [None] * self._program.replicas
         errors: List[BaseException] = []
 
@@ -199,7 +199,7 @@ class TogetherFunction:
             own = [[table.get(handle_id(one), [one] * (replica + 1))[replica] for one in group]
                    for group in (tensors, captured)]  # fmt: skip
             try:
-                results[replica] = self._concrete._call_flat(own[0], own[1])
+                results[replica] = self.concrete._call_flat(own[0], own[1])
             except BaseException as error:
                 errors.append(error)
                 for meeting in self._meetings():
@@ -225,13 +225,13 @@ class TogetherFunction:
     def _handles(self, tensors: Sequence[Any]) -> Dict[int, List[Any]]:
         """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
         table: Dict[int, List[Any]] = {}
-        for handle in (*tensors, *self._concrete.captured_inputs):
+        for handle in (*tensors, *self.concrete.captured_inputs):
             share = _dealt_handles.get(handle_id(handle))
             if share is not None:
                 table[handle_id(handle)] = share(self._program.replicas)
         for meeting in self._meetings():
             table.update(meeting.handles())
-        for handle in self._concrete.captured_inputs:
+        for handle in self.concrete.captured_inputs:
             if handle_id(handle) not in table and _is_variable(handle):
                 table[handle_id(handle)] = [handle, *self._copies_of(handle)]
         table[handle_id(self._numbers[0].handle)] = [variable.handle for variable in self._numbers]

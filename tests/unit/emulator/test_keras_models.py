@@ -129,14 +129,37 @@ def test_moving_statistics_advance_once_per_step_with_the_mean_of_the_replicas(s
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_evaluate_and_predict_cover_every_sample_in_order(scope, replicas, steps_per_execution):
     stock = compile_model(make_model())
+    expected = stock.evaluate(dataset(), verbose=0)
     with scope(replicas).scope():
         model = make_model()
         model.set_weights(stock.get_weights())
         compile_model(model, steps_per_execution=steps_per_execution)
-        np.testing.assert_allclose(
-            model.evaluate(dataset(), verbose=0), stock.evaluate(dataset(), verbose=0), rtol=1e-5
-        )
+        model.set_replication_options("MEAN")
+        np.testing.assert_allclose(model.evaluate(dataset(), verbose=0), expected, rtol=1e-5)
         np.testing.assert_allclose(model.predict(X, batch_size=MICRO, verbose=0), stock(X).numpy(), atol=1e-6)
+
+
+def losses_of_replicas(model, replicas):
+    """The mean loss of each replica's micro batches: every so many-th of them."""
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    losses = [loss(Y[n : n + MICRO], model(X[n : n + MICRO])).numpy() for n in range(0, 64, MICRO)]
+    return np.reshape(losses, [-1, replicas]).mean(axis=0)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("method", ["NONE", "LIST", "SUM", "MEAN"])
+def test_metrics_are_those_of_the_last_replica_or_reduced_as_asked(scope, method, steps_per_execution):
+    stock = make_model()
+    losses = losses_of_replicas(stock, 4)
+    with scope(4).scope():
+        model = make_model()
+        model.set_weights(stock.get_weights())
+        compile_model(model, tf.keras.optimizers.SGD(0.0), steps_per_execution=steps_per_execution)
+        model.set_replication_options(method)
+        expected = {"NONE": losses[-1], "LIST": losses, "SUM": losses.sum(), "MEAN": losses.mean()}[method]
+        for _ in range(2):
+            np.testing.assert_allclose(model.evaluate(dataset(), verbose=0)[0], expected, rtol=1e-5)
+            np.testing.assert_allclose(model.fit(dataset(), verbose=0).history["loss"][0], expected, rtol=1e-5)
 
 
 def test_arrays_validation_split_and_weights_are_taken_as_by_stock_keras(scope):

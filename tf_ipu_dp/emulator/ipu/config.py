@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Iterator, List, Optional, Tuple, Union
 
-from tf_ipu_dp.emulator import cores, registry
+from tf_ipu_dp.emulator import cores, feed_meter, registry
 from tf_ipu_dp.emulator.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -239,8 +239,15 @@ class ConfiguredSystem:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """Inside, the devices are at work."""
-        yield
+        """Inside, the devices are at work, but for the time that they wait for input."""
+        for attachment in self._attachments:
+            attachment.begin_execution()
+        try:
+            yield
+        finally:
+            waited = feed_meter.seconds_waited()
+            for attachment in self._attachments:
+                attachment.end_execution(waited)
 
     def release(self) -> None:
         """Gives the devices back."""

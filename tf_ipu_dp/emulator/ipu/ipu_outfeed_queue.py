@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import threading
+import time
 import weakref
 from typing import Any, Iterator, List, Optional
 
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import replicas
 
+_PAUSE_S = 0.001  # a thread that polls an empty queue must not keep Python from tracing the program that fills it
 FEED_TYPES = (tf.int32, tf.float32, tf.float16, tf.bool, tf.int8, tf.uint8)
 
 
@@ -173,6 +176,7 @@ class _Store:
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
         self._seen = False
+        self._taking = threading.Lock()  # threads may poll; what one has seen waiting, another must not take
         with tf.init_scope():
             self._queues = [self._queue() for _ in range(layout.count if layout.together else 1)]
             self._entry = self._queue() if layout.together else self._queues[0]
@@ -206,11 +210,14 @@ class _Store:
 
     def take_all(self, warn: bool = True) -> Any:
         """Returns everything, the steps in front."""
-        shares = [self._take(queue, queue.size()) for queue in self._queues]
         count = self.layout.count
+        with self._taking:
+            # While the program runs, some replicas may have come further than others: the rest of them stays.
+            steps = tf.reduce_min([queue.size() for queue in self._queues])
+            steps = steps if self.layout.together else steps // count
+            shares = [self._take(queue, steps if self.layout.together else steps * count) for queue in self._queues]
         if self.layout.together:
-            least = tf.reduce_min([tf.shape(share[0])[0] for share in shares])
-            flat = [tf.stack([leaf[:least] for leaf in leaves], axis=1) for leaves in zip(*shares)]
+            flat = [tf.stack(leaves, axis=1) for leaves in zip(*shares)]
         elif count > 1:
             flat = [
                 tf.reshape(leaf, tf.concat([[tf.shape(leaf)[0] // count, count], tf.shape(leaf)[1:]], axis=0))
@@ -221,7 +228,9 @@ class _Store:
         if tf.executing_eagerly():
             if int(flat[0].shape[0]):
                 self._seen = True
-            elif warn and not self._seen:
+                return self._pack(flat)
+            time.sleep(_PAUSE_S)
+            if warn and not self._seen:
                 logging.getLogger("tensorflow").warning("The outfeed queue is empty: its program has not run yet.")
         return self._pack(flat)
 

@@ -6,11 +6,12 @@ import dataclasses
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import def_function, function
 
-from tf_ipu_dp.emulator import keras_models, random_numbers, replicas
+from tf_ipu_dp.emulator import feed_meter, keras_models, random_numbers, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
@@ -97,6 +98,7 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
     strategy.enable_keras_extensions = enable_keras_extensions
     strategy.together = {}
     random_numbers.extend_tensorflow()
+    feed_meter.extend_tensorflow()
     _ignore_compilation()
     if enable_dataset_iterators:
         ipu_infeed_queue.extend_datasets()
@@ -106,7 +108,8 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
 
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
-    if replicas.current() is None and ipu_config.configured_system().ipus_per_device[0] > 1:
+    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
+    if replicas.current() is None and not by_keras and ipu_config.configured_system().ipus_per_device[0] > 1:
         raise NotImplementedError(
             "strategy.run() inside a tf.function cannot be emulated on more than one replica: "
             "give the whole tf.function to strategy.run()."
@@ -142,23 +145,30 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
 
 def _run(strategy: Any, fn: Any, args: Any, kwargs: Any, program: replicas.Program, check_types: bool) -> Any:
     if program.replicas > 1:
-        return _run_together(strategy, fn, args, kwargs, program)
+        return _run_together(strategy, fn, args, kwargs, program, check_types)
     with replicas.traced_as(program):
         if check_types:
             _check_types(_as_replica(strategy, fn.get_concrete_function, args, kwargs))
         return _as_replica(strategy, fn, args, kwargs)
 
 
-def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program) -> Any:
-    leaves = tf.nest.flatten((tuple(args), kwargs), expand_composites=True)
+def _run_together(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
+) -> Any:
+    # An array is data, as it is for a tf.function: not an object that the program would be traced for.
+    args, kwargs = tf.nest.map_structure(
+        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
+        (tuple(args), kwargs),
+    )
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
     is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
     others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
-    structure = tf.nest.map_structure(lambda _: 0, (tuple(args), kwargs))
+    structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
     key = (id(fn), repr(structure), tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
            tuple(leaf if isinstance(leaf, (int, float, str, bool)) else id(leaf) for leaf in others))  # fmt: skip
     if key not in strategy.together:
-        template = (tuple(args), kwargs)
+        template = (args, kwargs)
 
         def call(*inputs: Any) -> Any:
             given, kept = iter(inputs), iter(others)
@@ -167,8 +177,11 @@ def _run_together(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], pro
             results = _as_replica(strategy, fn, own_args, own_kwargs)
             return None if isinstance(results, tf.Operation) else results
 
+        together = replicas.TogetherFunction(call, tensors, program)
+        if check_types:
+            _check_types(together.concrete)
         # What the key names by its id is kept alive with it.
-        strategy.together[key] = (replicas.TogetherFunction(call, tensors, program), fn, others)
+        strategy.together[key] = (together, fn, others)
     return strategy.together[key][0](tensors)
 
 

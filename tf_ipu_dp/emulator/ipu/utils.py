@@ -30,11 +30,15 @@ from tf_ipu_dp.emulator.ipu.dataset_extractor import (
     import_data_in_live_model,
     import_data_in_live_session,
 )
+from tf_ipu_dp.emulator.refusal import refused
+
+IpuOptions = refused("ipu.utils.IpuOptions", "a configuration is not kept as a protobuf here; use ipu.config.IPUConfig")
 
 __all__ = [
     "DeviceConnectionType",
     "ExecutionProfileType",
     "IPUConfig",
+    "IpuOptions",
     "MergeRemoteBuffersBehaviour",
     "SchedulingAlgorithm",
     "SelectionOrder",

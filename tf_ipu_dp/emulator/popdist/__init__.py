@@ -6,12 +6,18 @@ import os
 from typing import Any, Callable, Iterable, Optional
 
 from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.refusal import refused
 
 _TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
 _LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
 _IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
 _OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 _LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+
+_BACKENDS = "the emulator's instances have one way to communicate"
+registerBackend = refused("popdist.registerBackend", _BACKENDS)  # noqa: N816
+registerDefaultBackend = refused("popdist.registerDefaultBackend", _BACKENDS)  # noqa: N816
+registerCommunicator = refused("popdist.registerCommunicator", _BACKENDS)  # noqa: N816
 
 _initialised = False
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.addons.keras.layers import rnn
+from tf_ipu_dp.emulator.refusal import refused
 
 __all__ = ["PopnnAUGRU", "PopnnDynamicGRU", "PopnnDynamicLSTM", "PopnnGRU", "PopnnLSTM"]
 
@@ -174,8 +175,6 @@ class PopnnDynamicGRU(PopnnGRU):
         return self._call(inputs, seq_len, initial_state)
 
 
-class PopnnAUGRU:
-    """Not emulated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("PopnnAUGRU, the GRU with an attention score, is not emulated.")
+PopnnAUGRU = refused(
+    "ipu_tensorflow_addons.v1.layers.PopnnAUGRU", "how its attention score enters the update gate is not documented"
+)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.ipu.ops import f8_ops, math_ops
+from tf_ipu_dp.emulator.refusal import refused
 
 _DIMENSIONS = {
     "input_columns": "a_columns",
@@ -118,15 +119,6 @@ class Dense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
         }
 
 
-class ConvertToF8:
-    """Not emulated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("ConvertToF8 is not emulated: stock TensorFlow has no FP8 arithmetic.")
-
-
-class ConvertFromF8:
-    """Not emulated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("ConvertFromF8 is not emulated: stock TensorFlow has no FP8 arithmetic.")
+_NO_F8 = "stock TensorFlow does not compute with 8-bit floats"
+ConvertToF8 = refused("ipu_tensorflow_addons.keras.layers.ConvertToF8", _NO_F8)
+ConvertFromF8 = refused("ipu_tensorflow_addons.keras.layers.ConvertFromF8", _NO_F8)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tf_ipu_dp.emulator.refusal import refused
 
-
-class EffectiveTransformer:
-    """Not emulated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("EffectiveTransformer is not emulated; use tf.keras.layers.MultiHeadAttention.")
+EffectiveTransformer = refused(
+    "ipu_tensorflow_addons.keras.layers.EffectiveTransformer",
+    "it packs sequences for the IPU's memory; use tf.keras.layers.MultiHeadAttention",
+)

@@ -1,0 +1,23 @@
+"""Emulated devices for tests of the emulator."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def scope(tmp_path, monkeypatch):
+    """Configures so many IPUs and returns a strategy on them."""
+    from tf_ipu_dp.emulator.ipu import config as ipu_config
+    from tf_ipu_dp.emulator.ipu import ipu_strategy
+
+    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+
+    def configure(ipus):
+        config = ipu_config.IPUConfig()
+        config.auto_select_ipus = ipus
+        config.configure_ipu_system()
+        return ipu_strategy.IPUStrategy()
+
+    yield configure
+    ipu_config.reset_ipu_configuration()

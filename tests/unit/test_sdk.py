@@ -1,0 +1,76 @@
+"""Which SDK the application gets. Processes of their own: the choice is made once, and modules stay imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+LOAD = """
+import sys
+from tf_ipu_dp import sdk
+try:
+    found = [sdk.load(sys.argv[1]) for _ in range(2)][1]
+except sdk.SdkError as error:
+    sys.exit(f"refused: {error}")
+print(found.name, found.ipu.__name__, found.popdist.__name__, found.gcipuinfo.__name__)
+print(found.ipu.config.IPUConfig().auto_select_ipus)
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def start(choice, gcipuinfo=None):
+        if gcipuinfo is not None:
+            (tmp_path / "gcipuinfo.py").write_text(gcipuinfo, encoding="utf-8")
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        environ = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        return subprocess.run(
+            [sys.executable, "-c", LOAD, choice], capture_output=True, text=True, check=False, env=environ
+        )
+
+    return start
+
+
+EMULATOR = "emulator tf_ipu_dp.emulator.ipu tf_ipu_dp.emulator.popdist tf_ipu_dp.emulator.gcipuinfo\n[]\n"
+
+
+def test_without_an_sdk_auto_takes_the_emulator_and_says_so_once(load):
+    done = load("auto")
+    assert (done.returncode, done.stdout) == (0, EMULATOR), done.stderr
+    said = "sdk: the Poplar SDK is not enabled here (no module gcipuinfo); the emulator stands in on this host's CPU."
+    assert done.stderr.count(said) == 1
+
+
+def test_the_emulator_by_name_says_nothing(load):
+    done = load("emulator")
+    assert (done.stdout, "sdk:" in done.stderr) == (EMULATOR, False)
+
+
+def test_poplar_by_name_is_refused_where_it_is_not(load):
+    done = load("poplar")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(
+        "refused: --sdk=poplar cannot be used: the Poplar SDK is not enabled here (no module gcipuinfo). "
+        "Source the Poplar SDK's enable script, or use --sdk=emulator."
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("class gcipuinfo:\n    def getDevices(self): return []\n", "gcipuinfo finds no IPU;"),
+        ("def gcipuinfo(): raise OSError('no driver')\n", "gcipuinfo finds no IPU (OSError: no driver);"),
+        (
+            "class gcipuinfo:\n    def getDevices(self): return [{'id': '0'}]\n",
+            "there are 1 IPUs, but tensorflow.python.ipu cannot be imported",
+        ),
+    ],
+    ids=["no devices", "no driver", "no TensorFlow for IPUs"],
+)
+def test_an_sdk_without_ipus_or_without_its_tensorflow_is_not_taken(load, source, said):
+    done = load("auto", source)
+    assert said in done.stderr
+    assert done.stdout.startswith("emulator tf_ipu_dp.emulator.ipu") or "cannot be installed" in done.stderr

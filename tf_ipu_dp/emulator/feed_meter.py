@@ -1,0 +1,59 @@
+"""How long programs of the device wait for their input, measured where they take it. Imports TensorFlow late."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+_stock: List[Any] = []
+_waited: List[Any] = []
+_told = [0.0]
+
+
+def extend_tensorflow() -> None:
+    """Makes iterators look for a program of the device. Doing it twice is harmless."""
+    from tensorflow.python.ops import gen_dataset_ops
+
+    if not _stock:
+        _stock.append(gen_dataset_ops.iterator_get_next)
+        gen_dataset_ops.iterator_get_next = _get_next
+
+
+def seconds_waited() -> float:
+    """Returns the seconds of waiting since it was asked last."""
+    if not _waited:
+        return 0.0
+    total = float(_waited[0].numpy())
+    seconds, _told[0] = total - _told[0], total
+    return seconds
+
+
+def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = None) -> Any:
+    import tensorflow as tf
+
+    from tf_ipu_dp.emulator import replicas
+
+    program = replicas.current()
+    if program is None or tf.executing_eagerly():
+        return _stock[0](iterator, output_types, output_shapes, name=name)
+    began = tf.timestamp()
+    with tf.control_dependencies([began]):
+        element = _stock[0](iterator, output_types, output_shapes, name=name)
+    with tf.control_dependencies(element):
+        # Replicas that run together wait at the same time.
+        share = 1.0 / program.replicas if program.together else 1.0
+        _variable().assign_add((tf.timestamp() - began) * share)
+    return element
+
+
+def _variable() -> Any:
+    if not _waited:
+        import tensorflow as tf
+        from tensorflow.python.ops import resource_variable_ops
+
+        from tf_ipu_dp.emulator import replicas
+
+        with tf.init_scope():
+            waited = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
+        replicas.keep_on_host(waited)
+        _waited.append(waited)
+    return _waited[0]

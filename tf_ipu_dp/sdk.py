@@ -1,0 +1,74 @@
+"""The Poplar SDK for the application: its real modules where there are IPUs, and the emulator's elsewhere.
+
+Nothing above this module asks which of them it got. The choice is made once per process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+from typing import Any, Optional
+
+
+class SdkError(Exception):
+    """The SDK that was asked for cannot be had. The text is shown to the user as is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sdk:
+    """The modules that the application is written against."""
+
+    name: str  # poplar or emulator
+    ipu: Any
+    popdist: Any
+    gcipuinfo: Any
+
+
+@functools.lru_cache(maxsize=None)
+def load(choice: str = "auto") -> Sdk:
+    """Returns the SDK of --sdk. What auto falls back to is said once, on stderr."""
+    if choice == "emulator":
+        return _emulator()
+    missing = _why_not_poplar()
+    if missing is None:
+        return _modules("poplar")
+    if choice == "poplar":
+        raise SdkError(
+            f"--sdk=poplar cannot be used: {missing}. Source the Poplar SDK's enable script, or use --sdk=emulator."
+        )
+    print(f"sdk: {missing}; the emulator stands in on this host's CPU.", file=sys.stderr)
+    return _emulator()
+
+
+def _why_not_poplar() -> Optional[str]:
+    """Returns what the real SDK lacks, or None. With no driver or partition gcipuinfo may raise anything."""
+    try:
+        devices = importlib.import_module("gcipuinfo").gcipuinfo().getDevices()
+    except ImportError:
+        return "the Poplar SDK is not enabled here (no module gcipuinfo)"
+    except Exception as error:
+        return f"gcipuinfo finds no IPU ({type(error).__name__}: {error})"
+    if not devices:
+        return "gcipuinfo finds no IPU"
+    for name in ("tensorflow.python.ipu", "popdist"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            return f"there are {len(devices)} IPUs, but {name} cannot be imported ({error})"
+    return None
+
+
+def _emulator() -> Sdk:
+    from tf_ipu_dp import emulator
+
+    emulator.install()
+    return _modules("emulator")
+
+
+def _modules(name: str) -> Sdk:
+    ipu, popdist, gcipuinfo = (
+        importlib.import_module(module) for module in ("tensorflow.python.ipu", "popdist", "gcipuinfo")
+    )
+    return Sdk(name, ipu, popdist, gcipuinfo)
