@@ -27,6 +27,9 @@ _SERVED = {
     "keras.optimizer_v2.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
     "keras.optimizer_v2.utils": "keras.src.optimizers.utils",
     "keras.optimizer_v2": "keras.src.optimizers.legacy",
+    # `from keras.optimizer_v2 import utils` asks for it by the package's own name.
+    "keras.src.optimizers.legacy.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
+    "keras.src.optimizers.legacy.utils": "keras.src.optimizers.utils",
 }
 
 

@@ -138,6 +138,8 @@ class _Execution:
             if self._shape.replicas * self._shape.accumulation > 1:
                 _build(self._model, iterator, self._training)
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
+            # TensorFlow takes all of these functions for one that is traced again and again.
+            self._sliced._omit_frequent_tracing_warning = True
         try:
             with replicas.traced_as(self._program):
                 return self._sliced(iterator)
@@ -156,21 +158,11 @@ class _Execution:
         if self._together is None:
 
             def call(*parts: Any) -> Any:
-                source = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
-                return self._trace(_Shared(source), together=True)
+                own = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
+                return self._trace(own, together=True)
 
             self._together = replicas.TogetherFunction(call, tensors, replicas.Program(self._shape.replicas))
         return self._together(tensors)
-
-
-class _Shared:
-    """One iterator for all replicas that run together: each takes its turn's element."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __next__(self) -> Any:
-        return replicas.hand_out(lambda: next(self._iterator), self._iterator.element_spec)
 
 
 class _Metrics:

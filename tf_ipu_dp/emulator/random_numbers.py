@@ -23,7 +23,6 @@ _STATELESS = {
 _stock: Dict[str, Any] = {}
 _base = [int.from_bytes(os.urandom(4), "little") >> 1]
 _reset: List[Optional[int]] = [None]
-_identical = [False]
 _counters: List[Any] = []
 _seed: List[Any] = []
 
@@ -41,10 +40,15 @@ def extend_tensorflow() -> None:
 
 def reset_seed(seed: int, identical: bool) -> None:
     """Starts all random numbers of the device anew."""
-    _reset[0], _identical[0] = seed, identical
+    _reset[0] = seed
     for counter in _counters:
         counter.assign(0)
-    _seed_variable().assign(_as_int32(seed))
+    _seed_variable().assign([_as_int32(seed), 0 if identical else 1])
+
+
+def forget_seed() -> None:
+    """Makes the start random again."""
+    _reset[0] = None
 
 
 def generation() -> int:
@@ -92,9 +96,10 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     program.random_ops += 1
     shared = program.replicas if not program.together and not program.updating else 1
     number = program.index() + popdist.getReplicaIndexOffset()
-    start = _seed_variable().read_value() if _reset[0] is not None else tf.constant(0 if seed or seed2 else _base[0])
-    if _identical[0]:
-        number = tf.zeros_like(number)
+    start = tf.constant(0 if seed or seed2 else _base[0])
+    if _reset[0] is not None:
+        start, differ = tf.unstack(_seed_variable().read_value())
+        number *= differ
     first = tf.random.stateless_uniform([2], [start, own], minval=None, maxval=None, dtype=tf.int32)
     return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + came_by // shared])
 
@@ -102,13 +107,13 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
 def _seed_variable() -> Any:
     if not _seed:
         with tf.init_scope():
-            _seed.append(_variable())
+            _seed.append(_variable([0, 1]))
     return _seed[0]
 
 
-def _variable() -> Any:
-    """Makes an integer that lives outside the function being traced, which may not make variables of its own."""
-    return resource_variable_ops.ResourceVariable(0, dtype=tf.int32, trainable=False)
+def _variable(start: Any = 0) -> Any:
+    """Makes integers that live outside the function being traced, which may not make variables of its own."""
+    return resource_variable_ops.ResourceVariable(start, dtype=tf.int32, trainable=False)
 
 
 def _as_int32(seed: int) -> int:

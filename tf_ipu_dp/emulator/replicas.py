@@ -76,8 +76,7 @@ def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[An
         raise ReplicasMustMeetError("The replicas of a sliced program cannot meet.")
     if not tensors:  # asked for the sake of the refusal above
         return []
-    meeting = Meeting(program.replicas, tensors, combine)
-    return meeting.pass_through(tensors, program.index())
+    return Meeting(program.replicas, tensors).pass_through(tensors, program.index(), combine)
 
 
 def hand_out(draw: Callable[[], Any], spec: Any) -> Any:
@@ -85,7 +84,7 @@ def hand_out(draw: Callable[[], Any], spec: Any) -> Any:
     program = current()
     assert program is not None and program.together
     flat = tf.nest.flatten(spec)
-    meeting = Meeting(program.replicas, flat, combine=total)
+    meeting = Meeting(program.replicas, flat)
     drawn = meeting.lead(lambda: [tf.nest.flatten(draw()) for _ in range(program.replicas)], program.index(), [])
     for tensor, known in zip(drawn, flat):
         tensor.set_shape(known.shape)
@@ -104,8 +103,8 @@ class Meeting:
     gets in their place. Queues block no thread of TensorFlow's pool while they wait.
     """
 
-    def __init__(self, replicas: int, tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> None:
-        self._replicas, self._combine = replicas, combine
+    def __init__(self, replicas: int, tensors: Sequence[Any]) -> None:
+        self._replicas = replicas
         self._given = [(tensor.dtype, tensor.shape) for tensor in tensors]
         with tf.init_scope():
             self._own_up, self._own_down = self._queue(), self._queue()
@@ -138,7 +137,7 @@ class Meeting:
             table[handle_id(stand_in.queue_ref)] = [queue.queue_ref] * self._replicas
         return table
 
-    def pass_through(self, tensors: Sequence[Any], number: Any) -> List[Any]:
+    def pass_through(self, tensors: Sequence[Any], number: Any, combine: Callable[[List[Any]], Any]) -> List[Any]:
         """Hands in the tensors and waits for the combined ones."""
         shapes: List[Any] = []
 
@@ -147,7 +146,7 @@ class Meeting:
             for values in handed_in:
                 for value, (_, shape) in zip(values, self._given):
                     value.set_shape(shape)
-            combined = [self._combine(list(values)) for values in zip(*handed_in)]
+            combined = [combine(list(values)) for values in zip(*handed_in)]
             shapes.extend(value.shape for value in combined)
             return [combined] * self._replicas
 
@@ -226,9 +225,8 @@ class TogetherFunction:
         """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
         table: Dict[int, List[Any]] = {}
         for handle in (*tensors, *self.concrete.captured_inputs):
-            share = _dealt_handles.get(handle_id(handle))
-            if share is not None:
-                table[handle_id(handle)] = share(self._program.replicas)
+            if handle_id(handle) in _dealt_handles:
+                table[handle_id(handle)] = _dealt_handles[handle_id(handle)]
         for meeting in self._meetings():
             table.update(meeting.handles())
         for handle in self.concrete.captured_inputs:
@@ -254,13 +252,13 @@ class TogetherFunction:
 # A function that programs share is traced once, with the meetings of its first program: so they are everybody's.
 _meetings: Dict[int, List[Meeting]] = {}
 _numbers: Dict[int, List[Any]] = {}
-_dealt_handles: Dict[int, Callable[[int], List[Any]]] = {}
+_dealt_handles: Dict[int, List[Any]] = {}
 _host_handles: Set[int] = set()
 
 
-def deal(handle: Any, share: Callable[[int], List[Any]]) -> None:
-    """Says which handles so many replicas get where the program has this one: their shares of a feed."""
-    _dealt_handles[handle_id(handle)] = share
+def deal(handle: Any, handles: List[Any]) -> None:
+    """Says which handle each replica gets where the program has this one."""
+    _dealt_handles[handle_id(handle)] = handles
 
 
 def undeal(handle: Any) -> None:

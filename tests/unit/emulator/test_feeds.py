@@ -93,7 +93,11 @@ def test_a_second_enqueue_in_a_graph_or_around_one_is_refused_and_another_trace_
     for program in (twice, around):
         with pytest.raises(ValueError, match="once per graph"):
             strategy.run(program)
-    once = tf.function(lambda x: queue.enqueue(tf.reduce_sum(x)))
+
+    @tf.function
+    def once(x):
+        queue.enqueue(tf.reduce_sum(x))
+
     strategy.run(once, args=[tf.zeros([2])])
     strategy.run(once, args=[tf.ones([3])])
     np.testing.assert_array_equal(queue.dequeue(), [0.0, 3.0])
@@ -101,15 +105,17 @@ def test_a_second_enqueue_in_a_graph_or_around_one_is_refused_and_another_trace_
 
 def test_other_shapes_after_the_first_run_are_a_failed_precondition(scope):
     strategy, queue = scope(1), ipu_outfeed_queue.IPUOutfeedQueue()
-    program = tf.function(lambda x: queue.enqueue(x))
+
+    @tf.function
+    def program(x):
+        queue.enqueue(x)
+
     strategy.run(program, args=[tf.zeros([2])])
     with pytest.raises(tf.errors.FailedPreconditionError):
         strategy.run(program, args=[tf.zeros([3])])
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"outfeed_mode": "all"}, {"buffer_depth": 0}, {"device_ordinal": -1}], ids=lambda given: str(given)
-)
+@pytest.mark.parametrize("arguments", [{"outfeed_mode": "all"}, {"buffer_depth": 0}, {"device_ordinal": -1}], ids=str)
 def test_impossible_options_of_an_outfeed_are_value_errors(arguments):
     with pytest.raises(ValueError):
         ipu_outfeed_queue.IPUOutfeedQueue(**arguments)

@@ -25,7 +25,11 @@ def collect(scope):
 
     def run(replicas, function):
         strategy, queue = scope(replicas), ipu_outfeed_queue.IPUOutfeedQueue()
-        strategy.run(tf.function(lambda: queue.enqueue(function())))
+
+        def program():
+            queue.enqueue(function())
+
+        strategy.run(tf.function(program, autograph=False))  # which would turn a LookupError into something else
         return tf.nest.map_structure(lambda tensor: tensor.numpy()[0], queue.dequeue())
 
     return run

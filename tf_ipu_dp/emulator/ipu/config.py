@@ -6,10 +6,11 @@ import contextlib
 import enum
 import logging
 import os
+import sys
 import time
 from typing import Any, Iterator, List, Optional, Tuple, Union
 
-from tf_ipu_dp.emulator import cores, feed_meter, registry
+from tf_ipu_dp.emulator import cores, infeeds, registry
 from tf_ipu_dp.emulator.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -245,7 +246,7 @@ class ConfiguredSystem:
         try:
             yield
         finally:
-            waited = feed_meter.seconds_waited()
+            waited = infeeds.seconds_waited()
             for attachment in self._attachments:
                 attachment.end_execution(waited)
 
@@ -281,6 +282,9 @@ def reset_ipu_configuration() -> None:
     if _system is not None:
         _system.release()
         _system = None
+        random_numbers = sys.modules.get("tf_ipu_dp.emulator.random_numbers")  # which imports TensorFlow
+        if random_numbers is not None:
+            random_numbers.forget_seed()
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, Optional
 
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
+from tensorflow.python.data.ops import iterator_ops
 
-from tf_ipu_dp.emulator import replicas
 from tf_ipu_dp.emulator.ipu.ipu_outfeed_queue import check_feed_type
 
 _DEFAULT_DEPTH = 3
@@ -37,15 +35,20 @@ class IPUInfeedQueue:
         self._dataset = dataset
         self._iterator: Any = None
         self._graph_iterator: Any = None
+        self._is_initialised = False
         self._dequeued = False
 
     @property
     def initializer(self) -> Any:
         """Makes the iterator; in a graph, returns the operation that does."""
-        if self._iterator is not None or self._graph_iterator is not None:
+        if self._is_initialised:
             raise ValueError("The infeed queue has been initialised already.")
+        self._is_initialised = True
         if tf.executing_eagerly():
-            self._iterator = IPUOwnedIterator(self._dataset)
+            if self._iterator is None:
+                self._iterator = IPUOwnedIterator(self._dataset)
+            else:  # the same one, which traced programs hold
+                self._iterator.restart()
             return tf.no_op()
         self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
         return self._graph_iterator.initializer
@@ -53,9 +56,9 @@ class IPUInfeedQueue:
     @property
     def deleter(self) -> Any:
         """Ends the iterator; afterwards the queue can be initialised again, from the beginning."""
-        if self._iterator is None and self._graph_iterator is None:
+        if not self._is_initialised:
             raise tf.errors.NotFoundError(None, None, "The infeed queue has not been initialised.")
-        self._iterator = self._graph_iterator = None
+        self._is_initialised = False
         return tf.no_op()
 
     @property
@@ -79,16 +82,12 @@ class IPUInfeedQueue:
 
     def _dequeue(self) -> Any:
         """Returns this replica's next element, in the program that is being traced."""
-        if self._graph_iterator is not None:
-            element = self._graph_iterator.get_next()
-        elif self._iterator is not None:
-            element = self._iterator.get_next()
-        else:
+        if not self._is_initialised:
             raise tf.errors.FailedPreconditionError(
                 None, None, "The infeed queue has not been initialised: read its `initializer` first."
             )
         self._dequeued = True
-        return element
+        return (self._graph_iterator or self._iterator).get_next()
 
 
 class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
@@ -97,8 +96,10 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
     def __init__(self, dataset: Any) -> None:
         check_dataset(dataset)
         super().__init__(dataset)
-        replicas.deal(self._iterator_resource, _Dealer(dataset).shares)
-        weakref.finalize(self, replicas.undeal, self._iterator_resource)
+
+    def restart(self) -> None:
+        """Begins at the first element again."""
+        tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator_resource)
 
     def __next__(self) -> Any:
         return self._in_a_function(super().__next__)
@@ -125,32 +126,6 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def _gather_saveables_for_checkpoint(self) -> Any:
         raise NotImplementedError("An IPU iterator cannot be checkpointed.")
-
-
-class _Dealer:
-    """Deals the elements of one pass over a dataset to replicas that run together."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._handles: List[Any] = []
-
-    def shares(self, count: int) -> List[Any]:
-        """Returns an iterator's handle for each replica, the same ones each time."""
-        if not self._handles:
-            with on_host():
-                self._owner = multi_device_iterator_ops.OwnedMultiDeviceIterator(
-                    dataset=self._dataset,
-                    devices=("/cpu:0",) * count,
-                    max_buffer_size=_DEFAULT_DEPTH,
-                    prefetch_buffer_size=0,
-                    source_device="/cpu:0",
-                )
-            self._handles = [share._iterator_resource for share in self._owner._device_iterators]
-        if len(self._handles) != count:
-            raise tf.errors.FailedPreconditionError(
-                None, None, f"An iterator that feeds {len(self._handles)} replicas cannot feed {count} of them as well."
-            )
-        return self._handles
 
 
 class IPUIterator(IPUOwnedIterator):

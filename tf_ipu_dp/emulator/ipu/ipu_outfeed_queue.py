@@ -68,15 +68,19 @@ class IPUOutfeedQueue:
             check_feed_type(tensor.dtype, "An outfeed queue")
         program = replicas.current()
         wanted = _Layout.of(tensors, flat, program)
-        if self._store is None or self._store.layout != wanted:
-            if self._store is not None and self._store.was_executed():
+        store = self._store
+        if store is None or store.layout != wanted:
+            executed = store is not None and store.was_executed()
+            if executed and program is not None:
                 raise tf.errors.FailedPreconditionError(
-                    None, None, f"The outfeed queue carries {self._store.layout}, but is now given {wanted}."
+                    None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
                 )
-            self._store = _Store(wanted)
+            store = _Store(wanted)
+            if not executed:  # else it is Keras, which traces a layer to see its shapes
+                self._store = store
         copies = wanted.count if program and program.updating else 1
         kept = 1 if wanted.together else wanted.count
-        return self._store.enqueue(flat, copies, kept if self._mode is IPUOutfeedMode.LAST else None)
+        return store.enqueue(flat, copies, kept if self._mode is IPUOutfeedMode.LAST else None)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
         """Takes out everything that has arrived, or the last of it."""
@@ -182,7 +186,7 @@ class _Store:
             self._entry = self._queue() if layout.together else self._queues[0]
         if layout.together:
             handles = [queue.queue_ref for queue in self._queues]
-            replicas.deal(self._entry.queue_ref, lambda count: handles)
+            replicas.deal(self._entry.queue_ref, handles)
             weakref.finalize(self, replicas.undeal, self._entry.queue_ref)
 
     def _queue(self) -> Any:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import def_function, function
 
-from tf_ipu_dp.emulator import feed_meter, keras_models, random_numbers, replicas
+from tf_ipu_dp.emulator import infeeds, keras_models, random_numbers, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
@@ -98,7 +98,7 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
     strategy.enable_keras_extensions = enable_keras_extensions
     strategy.together = {}
     random_numbers.extend_tensorflow()
-    feed_meter.extend_tensorflow()
+    infeeds.extend_tensorflow()
     _ignore_compilation()
     if enable_dataset_iterators:
         ipu_infeed_queue.extend_datasets()

@@ -1,4 +1,7 @@
-"""How long programs of the device wait for their input, measured where they take it. Imports TensorFlow late."""
+"""How programs of the device take their input: dealt to the replicas, and timed. Imports TensorFlow late.
+
+Replicas that run together share one iterator: the first one draws an element for each, in order.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,19 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
     program = replicas.current()
     if program is None or tf.executing_eagerly():
         return _stock[0](iterator, output_types, output_shapes, name=name)
-    began = tf.timestamp()
-    with tf.control_dependencies([began]):
-        element = _stock[0](iterator, output_types, output_shapes, name=name)
-    with tf.control_dependencies(element):
-        # Replicas that run together wait at the same time.
-        share = 1.0 / program.replicas if program.together else 1.0
-        _variable().assign_add((tf.timestamp() - began) * share)
-    return element
+
+    def draw() -> List[Any]:
+        began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            element = _stock[0](iterator, output_types, output_shapes, name=name)
+        with tf.control_dependencies(element):
+            _variable().assign_add(tf.timestamp() - began)
+        return list(element)
+
+    if not program.together:
+        return draw()
+    specs = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(output_shapes, output_types)]
+    return replicas.hand_out(draw, specs)
 
 
 def _variable() -> Any:
