@@ -71,13 +71,12 @@ assert losses[-1] < losses[0], losses
 print(f"LAMB: {lamb.iterations.numpy()} updates")
 
 # SGD with momentum: the addons' rule is that of Keras.
+start = make_image_model().get_weights()
 trained = []
 for make_optimizer in (SGDIpuOptimizer, keras.optimizers.SGD):
     with strategy.scope():
         model = make_image_model()
-        if trained:
-            model.set_weights(start)
-        start = model.get_weights()
+        model.set_weights(start)
         optimizer = make_optimizer(learning_rate=0.05, momentum=0.9, nesterov=True)
         compile_and_fit(model, optimizer, images)
     trained.append(model.get_weights())

@@ -138,6 +138,7 @@ with strategy.scope():
     # A model that comes with its optimizer trains on where it was saved.
     resumed = keras.models.load_model(str(folder / "model.h5"))
     assert resumed.optimizer.iterations.numpy() == model.optimizer.iterations.numpy()
+    resumed.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=ACCUMULATION)
     resumed.fit(x_train[:512], y_train[:512], batch_size=MICRO_BATCH, verbose=0)
     print(f"updates after resuming: {resumed.optimizer.iterations.numpy() - model.optimizer.iterations.numpy()}")
 

@@ -1,4 +1,4 @@
-"""Rejection sampling on four replicas: they agree by a sum over replicas when there is something to send, and when to end.
+"""Rejection sampling on four replicas, which agree by a sum over replicas on when to send something and when to end.
 
 Each replica draws parameters, keeps those whose simulation is near the data, and all of them send what they have drawn
 in those steps in which at least one of them has kept something.

@@ -108,7 +108,7 @@ with strategy.scope():
     image_queue.initializer  # noqa: B018
     assert strategy.run(predict_loop) is None
     boxes = []
-    for step, (box, label) in enumerate(detections):
+    for box, label in detections:
         assert box.shape == (REPLICAS, 4, 2) and label.shape == (REPLICAS, 4) and box.dtype == tf.float16
         boxes.append(box.numpy().reshape(-1, 2))
     assert list(detections) == []

@@ -25,7 +25,9 @@ from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
 _IN_FLIGHT = 2
-_FORWARD_AT = 0.35
+# How much of the backward pass is left when the next forward pass begins. Counted in gradients. The later it begins,
+# the more of the last one's activations are gone: here two take little more memory than one, and keep the cores busy.
+_LEFT_TO_DO = 0.35
 _LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
@@ -251,7 +253,7 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
     """Returns the gradients of one update, added up over the micro batches of this replica or of all sliced ones."""
     nothing = [tf.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables]
     own = len(nothing)
-    until = int(own * _FORWARD_AT) if own else None
+    until = int(own * _LEFT_TO_DO) if own else None
     moving = [variable for variable in model.non_trainable_variables if not variable.trainable]
     if shape.replicas == 1:
         moving = []
@@ -359,8 +361,7 @@ def _build(model: Any, iterator: Any, training: bool) -> None:
     if not model.built or not _build_metrics(model, iterator.element_spec):
         # An evaluation step that is traced and never run makes all of them.
         trial = tf.function(lambda data: _as_replica(model, model.test_step, data))
-        with replicas.traced_as(replicas.Program(1)):
-            trial.get_concrete_function(iterator.element_spec)
+        trial.get_concrete_function(iterator.element_spec)
     if training:
         build_optimizer(model)
 

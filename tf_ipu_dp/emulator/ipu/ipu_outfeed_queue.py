@@ -71,7 +71,7 @@ class IPUOutfeedQueue:
         store = self._store
         if store is None or store.layout != wanted:
             executed = store is not None and store.was_executed()
-            if executed and program is not None:
+            if store is not None and executed and program is not None:
                 raise tf.errors.FailedPreconditionError(
                     None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
                 )

@@ -166,7 +166,7 @@ def _run_together(
     others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
     structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
     key = (id(fn), repr(structure), tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
-           tuple(leaf if isinstance(leaf, (int, float, str, bool)) else id(leaf) for leaf in others))  # fmt: skip
+           tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others))  # fmt: skip
     if key not in strategy.together:
         template = (args, kwargs)
 

@@ -1,0 +1,86 @@
+"""Whole programs as users of the SDK write them, each run as a script; they check their own numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+ONE_INSTANCE = {
+    "POPDIST_NUM_TOTAL_REPLICAS": "2",
+    "POPDIST_NUM_LOCAL_REPLICAS": "2",
+    "POPDIST_NUM_IPUS_PER_REPLICA": "1",
+    "POPDIST_REPLICA_INDEX_OFFSET": "0",
+    "POPDIST_LOCAL_INSTANCE_INDEX": "0",
+    "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+}
+TRAINING_LOOP = ["runs go on with the data", "polled 200 steps", "refused: ValueError", "refused: TypeError"]
+CASES = {
+    "cnn_tutorial": ["accuracy above 0.95: True", "updates after resuming: 4", "done"],
+    "functional_models": [
+        "logs: kind_accuracy kind_loss largest loss rating_loss rating_mae rating_share",
+        "updates: 16",
+        "class and sample weights agree with stock Keras",
+    ],
+    "subclassed_models": [
+        "dynamic False: scale 256, 64 updates",
+        "dynamic True: scale 1024, 64 updates",
+        "nested model done",
+    ],
+    "pipelined_models": [
+        "logits (Dense) (0)                 second        1",
+        "logits (Dense)                                   1",
+        "stage_context_model: Grouped, 16 updates",
+        "sequential_model: Interleaved, 16 updates",
+        "assigned_model: Sequential, 16 updates",
+        "a count that does not fill the pipeline is refused",
+        "done",
+    ],
+    "outfeeds_in_fit": ["averages: 2", "updates told: [1, 3]", "samples counted: 32", "done"],
+    "custom_training_loop 1": ["1 replicas: 6 updates", *TRAINING_LOOP],
+    "custom_training_loop 4": ["4 replicas: 6 updates", *TRAINING_LOOP],
+    "conditional_enqueue": ["kept enough: True", "the seed repeats the draws", "collectives done", "done"],
+    "loops_and_infeeds": [
+        "an infeed queue must be initialised",
+        "epochs: 2, steps sent: 10",
+        "detections: 24",
+        "done",
+    ],
+    "tf1_style": [
+        "compiled: [1.0, -2.0]",
+        "looped: 4",
+        "a computation must be placed on a device",
+        "the data have an end",
+    ],
+    "own_optimizers": ["SGDW: 8 updates", "hyperparameters done", "Clipped: done", "an own minimize is refused"],
+    "addons": ["Adam: 40 updates", "LAMB: 32 updates", "SGD agrees with Keras"],
+    "popdist_training": ["instance 0 of 1, 2 replicas", "means agree", "sums agree", "done"],
+    "monitored_training": ["sampled while training, devices: 2", "devices are free", "done"],
+    "seeds_and_exports": ["seeds repeat the training", "epochs measured: 2", "a plain process answers alike"],
+}
+
+
+def test_every_program_has_a_case():
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == {case.split()[0] for case in CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_for_the_sdk_does_what_it_expects_of_itself(case, tmp_path):
+    name, *words = case.split()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")}
+    environ.update(IPU_EMULATOR_DIR=str(tmp_path / "partition"), TMPDIR=str(tmp_path), TF_CPP_MIN_LOG_LEVEL="3")
+    if name.startswith("popdist"):
+        environ.update(ONE_INSTANCE)
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_ipu_dp.emulator", str(PROGRAMS / f"{name}.py"), *words],
+        capture_output=True, text=True, check=False, cwd=str(tmp_path), env=environ, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    printed = [line.rstrip() for line in done.stdout.splitlines()]
+    missing = [line for line in CASES[case] if not any(told.endswith(line) for told in printed)]
+    assert not missing, done.stdout
