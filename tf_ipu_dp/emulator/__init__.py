@@ -8,7 +8,6 @@ particular TensorFlow is not imported.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -47,7 +46,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Answers for the SDK's names with our modules."""
 
     def find_spec(
@@ -63,13 +62,12 @@ class _Finder(importlib.abc.MetaPathFinder):
                 if found is None:
                     return None
                 package = found.submodule_search_locations is not None
-                return importlib.machinery.ModuleSpec(
-                    fullname, _AliasLoader(name), origin=found.origin, is_package=package
-                )
+                loader: Any = _AliasLoader(name)
+                return importlib.machinery.ModuleSpec(fullname, loader, origin=found.origin, is_package=package)
         return None
 
 
-class _AliasLoader(importlib.abc.Loader):
+class _AliasLoader:
     """Gives out one of our modules under the SDK's name: one module, two names, one set of classes."""
 
     def __init__(self, name: str) -> None:

@@ -27,7 +27,7 @@ from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 _IN_FLIGHT = 2
 # How much of the backward pass is left when the next forward pass begins. Counted in gradients. The later it begins,
 # the more of the last one's activations are gone: here two take little more memory than one, and keep the cores busy.
-_LEFT_TO_DO = 0.35
+_LEFT_TO_DO = 0.3
 _LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
@@ -129,7 +129,13 @@ class _Execution:
     def __call__(self, iterator: Any) -> Any:
         in_use.append(iterator)
         with ipu_config.configured_system().executing():
-            return self._execute(iterator)
+            try:
+                return self._execute(iterator)
+            except tf.errors.OutOfRangeError as error:  # which Keras would take for the end of the epoch
+                raise ValueError(
+                    f"The dataset ended in the middle of an execution of {self._shape.steps} steps on "
+                    f"{self._shape.replicas} replicas: repeat() it, or take fewer steps."
+                ) from error
 
     def _execute(self, iterator: Any) -> Any:
         # The state of a stateful layer belongs to a replica, and is not among the model's variables.

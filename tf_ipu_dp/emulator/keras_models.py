@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp.emulator import execution, pipelines, random_numbers
@@ -23,7 +24,7 @@ from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue, ipu_outfeed_queue
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
-_OPTIONS = "_ipu_emulator_options"
+OPTIONS = "_ipu_emulator_options"
 _SHAPES = "_ipu_emulator_shapes"
 _REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
 _REFUSED_INFEED_ARGUMENTS = ("dataset", "infeed_spec", "element_spec")
@@ -66,6 +67,33 @@ class Options:
     metrics: ReplicatedMetricReductionMethod = ReplicatedMetricReductionMethod.NONE
     asynchronous: bool = False
 
+    def as_config(self) -> Dict[str, Any]:
+        """Returns what is saved with a model."""
+        return {**vars(self), "method": self.method.name, "metrics": self.metrics.name}
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any]) -> Options:
+        """Reads it again."""
+        method, metrics = Method.parse(config["method"]), ReplicatedMetricReductionMethod.parse(config["metrics"])
+        return cls(**{**config, "method": method, "metrics": metrics})
+
+
+class _OnlyOnIpu:
+    """A method that models outside an IPU strategy's scope do not have."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, model: Any, kind: Any = None) -> Any:
+        if model is None:
+            return self._function
+        if not is_on_ipu(model):
+            raise AttributeError(
+                f"{type(model).__name__!r} object has no attribute {self._function.__name__!r}: it is for models made "
+                "in the scope of an IPU strategy."
+            )
+        return functools.partial(self._function, model)
+
 
 def extend_keras() -> None:
     """Makes Keras models look whether they belong to an IPU strategy. Doing it twice is harmless."""
@@ -100,8 +128,8 @@ def extend_keras() -> None:
         set_outfeed_queue_options,
         export_for_ipu_serving,
     ):
-        setattr(model, method.__name__, method)
-    pipelines.attach()
+        setattr(model, method.__name__, _OnlyOnIpu(method))
+    pipelines.attach(_OnlyOnIpu)
 
 
 def is_on_ipu(model: Any) -> bool:
@@ -111,13 +139,13 @@ def is_on_ipu(model: Any) -> bool:
 
 def options_of(model: Any) -> Options:
     """Returns a model's options; they are made on first use."""
-    found: Options = vars(model).setdefault(_OPTIONS, Options())
+    found: Options = vars(model).setdefault(OPTIONS, Options())
     return found
 
 
 def local_replicas(model: Any) -> int:
     """Returns how often this process's device holds the model."""
-    ipus, width = ipu_config.configured_system().ipus_per_device[0], pipelines.ipus_per_replica(model)
+    ipus, width = model._distribution_strategy.ipus(), pipelines.ipus_per_replica(model)
     if ipus % width:
         raise tf.errors.InternalError(
             None, None, f"The device's {ipus} IPUs are not a multiple of the {width} that the pipeline needs."
@@ -134,7 +162,6 @@ def set_gradient_accumulation_options(
 ) -> None:
     """Sets how many micro batches a replica adds up for one update, and how."""
     del use_v2_gradient_accumulation_optimizer
-    _require_ipu(self, "set_gradient_accumulation_options")
     steps = gradient_accumulation_steps_per_replica
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
@@ -147,26 +174,22 @@ def set_gradient_accumulation_options(
 
 def set_replication_options(self: Any, replicated_metric_reduction_method: Any = "NONE") -> None:
     """Sets what is told of the metrics of several replicas."""
-    _require_ipu(self, "set_replication_options")
     options_of(self).metrics = ReplicatedMetricReductionMethod.parse(replicated_metric_reduction_method)
 
 
 def set_asynchronous_callbacks(self: Any, asynchronous: bool = False) -> None:
     """Sets whether callbacks are called for every step of every replica, or once per execution."""
-    _require_ipu(self, "set_asynchronous_callbacks")
     options_of(self).asynchronous = bool(asynchronous)
 
 
 def set_infeed_queue_options(self: Any, **kwargs: Any) -> None:
     """Sets options of the queue of inputs; they are checked, and have no effect on a host."""
-    _require_ipu(self, "set_infeed_queue_options")
     _refuse(kwargs, _REFUSED_INFEED_ARGUMENTS, "infeed queue")
     ipu_infeed_queue.check_options(**kwargs)
 
 
 def set_outfeed_queue_options(self: Any, **kwargs: Any) -> None:
     """Sets options of the queue of outputs; they are checked, and have no effect on a host."""
-    _require_ipu(self, "set_outfeed_queue_options")
     _refuse(kwargs, _REFUSED_OUTFEED_ARGUMENTS, "outfeed queue")
     ipu_outfeed_queue.IPUOutfeedQueue(**kwargs)
 
@@ -176,11 +199,6 @@ def export_for_ipu_serving(self: Any, export_dir: str, *args: Any, **kwargs: Any
     from tf_ipu_dp.emulator.ipu import serving
 
     return serving.export_model(self, export_dir, *args, **kwargs)
-
-
-def _require_ipu(model: Any, name: str) -> None:
-    if not is_on_ipu(model):
-        raise AttributeError(f"{name} is for models made in the scope of an IPU strategy.")
 
 
 def _refuse(given: Dict[str, Any], names: Tuple[str, ...], what: str) -> None:
@@ -216,11 +234,13 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
         parts = adapters.unpack_x_y_sample_weight(given["validation_data"])
         validation_batch = given["validation_batch_size"] or given["batch_size"]
         validation = _deal(self, parts[0], parts[1], parts[2], validation_batch, given["validation_steps"])
-        if validation.steps % min(_steps_per_execution(self), dealt.steps):
-            raise ValueError(
-                f"validation has {validation.steps} steps per replica, which is not a multiple of "
-                f"steps_per_execution={_steps_per_execution(self)}."
-            )
+        # The SDK checks the steps of validation as if there was one replica, and then those of each.
+        for steps in (validation.total, validation.steps):
+            if steps % min(_steps_per_execution(self), dealt.steps):
+                raise ValueError(
+                    f"validation has {validation.total} steps, {validation.steps} per replica, and {steps} is not a "
+                    f"multiple of steps_per_execution={_steps_per_execution(self)}."
+                )
         given.update(validation_data=validation.dataset, validation_steps=validation.steps)
         given["validation_batch_size"] = None
     given.update(x=dealt.dataset, y=None, sample_weight=None, batch_size=None, class_weight=None, shuffle=False)
@@ -368,6 +388,7 @@ class _Dealt:
 
     dataset: Any
     steps: int
+    total: int
 
 
 def _deal(
@@ -415,21 +436,28 @@ def _deal(
     if total == length:
         # Every epoch begins at the beginning, although Keras, which counts steps per replica, sees a longer dataset.
         dataset = dataset.take(per_replica * replicas).repeat()
-    return _Dealt(dataset, per_replica)
+    return _Dealt(dataset, per_replica, total)
 
 
 def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: Optional[int], shuffle: Any) -> Any:
     if isinstance(x, tf.data.Dataset):
         return x
-    if isinstance(x, collections.abc.Iterator) or callable(x):
-        raise ValueError("Python generators cannot be used with an IPU strategy: use a tf.data.Dataset.")
+    if isinstance(x, (collections.abc.Iterator, tf.keras.utils.Sequence)) or callable(x):
+        raise ValueError(
+            "Python generators and Sequences cannot be used with an IPU strategy: use a tf.data.Dataset, whose length "
+            "and shapes are known."
+        )
     batch = batch_size or 32
+    kind = adapters.select_data_adapter(x, y)
+    if kind is adapters.ListsOfScalarsDataAdapter:
+        x, y, sample_weight = (None if part is None else np.asarray(part) for part in (x, y, sample_weight))
+        kind = adapters.select_data_adapter(x, y)
     samples = {int(tensor.shape[0]) for tensor in tf.nest.flatten((x, y, sample_weight)) if tensor is not None}
     if len(samples) == 1 and next(iter(samples)) % batch:
         raise ValueError(
             f"{next(iter(samples))} samples do not fill batches of {batch}: the last batch would be a partial one."
         )
-    adapter = adapters.select_data_adapter(x, y)(
+    adapter = kind(
         x, y, batch_size=batch, epochs=1, sample_weights=sample_weight, shuffle=shuffle,
         distribution_strategy=tf.distribute.get_strategy(),
     )  # fmt: skip

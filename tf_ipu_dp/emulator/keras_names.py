@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from typing import Any, Dict
+import importlib
+import inspect
+from typing import Any, List
 
 import tensorflow as tf
 
@@ -18,41 +18,15 @@ def add_to_keras() -> None:
 
     if getattr(tf.keras, "ipu", None) is keras_ipu:
         return
-    for module in _keras_modules(""):
+    # The same interface is several modules; importing one later would put an unchanged one in the place of `tf.keras`.
+    modules = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+    for module in (*modules, tf.keras):
         module.ipu = keras_ipu
     legacy = getattr(tf.keras.optimizers, "legacy", None)
     if legacy is not None:
-        names: Dict[str, Any] = {
-            name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS
-        }
-        for module in _keras_modules(".optimizers"):
-            for name, kind in names.items():
-                setattr(module, name, kind)
-        _name_the_legacy_ones()
-
-
-def _keras_modules(tail: str) -> Any:
-    found = {id(tf.keras): tf.keras} if not tail else {id(tf.keras.optimizers): tf.keras.optimizers}
-    for name in ("keras", "tensorflow.keras", "keras.api._v2.keras"):
-        module = sys.modules.get(name + tail)
-        if module is not None:
-            found[id(module)] = module
-    return list(found.values())
-
-
-def _name_the_legacy_ones() -> None:
-    """Lets `compile(optimizer="adam")` and the like mean the legacy optimizer too, for the device."""
-    package = sys.modules[tf.keras.optimizers.get.__module__]
-    stock = package.deserialize
-
-    @functools.wraps(stock)
-    def deserialize(*args: Any, **kwargs: Any) -> Any:
-        if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
-            kwargs["use_legacy_optimizer"] = True
-        return stock(*args, **kwargs)
-
-    for module in (package, *_keras_modules(".optimizers")):
-        module.deserialize = deserialize
+        kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
+        for module in (*modules, tf.keras):
+            vars(module.optimizers).update(kinds)
 
 
 def _either(name: str, legacy: Any, stock: Any) -> Any:
@@ -62,6 +36,12 @@ def _either(name: str, legacy: Any, stock: Any) -> Any:
     """
 
     class Either(type(legacy)):  # type: ignore[misc]
+        def __new__(cls, own: str, bases: Any, namespace: Any, **arguments: Any) -> Any:
+            if made and "update_step" in namespace:  # written for the optimizers of this release
+                bases = tuple(stock if base is made[0] else base for base in bases)
+                return type(stock)(own, bases, namespace, **arguments)
+            return super().__new__(cls, own, bases, namespace, **arguments)
+
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not kind:
                 return super().__call__(*args, **kwargs)
@@ -74,5 +54,8 @@ def _either(name: str, legacy: Any, stock: Any) -> Any:
         def __subclasscheck__(cls, other: Any) -> bool:
             return issubclass(other, (legacy, stock)) if cls is kind else super().__subclasscheck__(other)
 
+    made: List[Any] = []
     kind: Any = Either(name, (legacy,), {"__doc__": legacy.__doc__, "__module__": legacy.__module__})
+    kind.__signature__ = inspect.signature(stock)
+    made.append(kind)
     return kind

@@ -37,7 +37,7 @@ from tf_ipu_dp.emulator.layer_calls import (
 )
 
 _STATE = "_ipu_emulator_pipeline"
-_CONFIG = "ipu_pipelining"
+_CONFIG = "ipu_options"
 _NOWHERE = -1
 
 _ACCEPTED = (
@@ -92,11 +92,9 @@ class PipeliningOptions:
     others: Dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def attach() -> None:
-    """Gives Keras models these methods, and keeps stages in their configurations. Doing it twice is harmless."""
+def attach(as_method: Callable[[Callable[..., Any]], Any]) -> None:
+    """Gives Keras models these methods, and keeps stages in their configurations. To be done once."""
     model = tf.keras.Model
-    if hasattr(model, "set_pipelining_options"):
-        return
     for method in (
         get_pipeline_stage_assignment,
         set_pipeline_stage_assignment,
@@ -104,7 +102,7 @@ def attach() -> None:
         print_pipeline_stage_assignment_summary,
         set_pipelining_options,
     ):
-        setattr(model, method.__name__, method)
+        setattr(model, method.__name__, as_method(method))
     _remember_build_shapes(model)
     for kind in (_SEQUENTIAL, _FUNCTIONAL, model):
         if kind is not model:
@@ -116,7 +114,6 @@ def attach() -> None:
 
 def get_pipeline_stage_assignment(self: Any) -> List[Any]:
     """Returns an assignment for every layer, or for every call of one. A `Model` subclass must have been built."""
-    _require_ipu(self, "get_pipeline_stage_assignment")
     return list(_current(self))
 
 
@@ -125,7 +122,6 @@ def set_pipeline_stage_assignment(self: Any, pipeline_stage_assignment: List[Any
 
     A `Sequential` model takes ints as well; in the list they are replaced by assignments.
     """
-    _require_ipu(self, "set_pipeline_stage_assignment")
     given = pipeline_stage_assignment
     if not isinstance(given, list):
         raise ValueError(f"The pipeline stage assignment must be a list, not {type(given).__name__}.")
@@ -151,7 +147,6 @@ def set_pipeline_stage_assignment(self: Any, pipeline_stage_assignment: List[Any
 
 def reset_pipeline_stage_assignment(self: Any) -> None:
     """Forgets all stages; the model is no pipeline any more."""
-    _require_ipu(self, "reset_pipeline_stage_assignment")
     state = _state_of(self)
     state.assignment = None
     state.scopes = False
@@ -161,7 +156,6 @@ def print_pipeline_stage_assignment_summary(
     self: Any, line_length: Optional[int] = None, print_fn: Optional[Callable[[str], Any]] = None
 ) -> None:
     """Prints a table of the layers and their stages, as `summary()` prints one."""
-    _require_ipu(self, "print_pipeline_stage_assignment_summary")
     for line in render_summary(self, line_length):
         (print_fn or print)(line)
 
@@ -175,7 +169,6 @@ def set_pipelining_options(
     **pipelining_kwargs: Any,
 ) -> None:
     """Sets how a pipelined model is executed. What is None stays as it was."""
-    _require_ipu(self, "set_pipelining_options")
     steps = gradient_accumulation_steps_per_replica
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
@@ -361,11 +354,6 @@ def _is_on_ipu(model: Any) -> bool:
     from tf_ipu_dp.emulator import keras_models
 
     return keras_models.is_on_ipu(model)
-
-
-def _require_ipu(model: Any, name: str) -> None:
-    if not _is_on_ipu(model):
-        raise AttributeError(f"{name} is for models made in the scope of an IPU strategy.")
 
 
 def _is_subclass(model: Any) -> bool:
@@ -619,8 +607,18 @@ def _input_spec(model: Any) -> Any:
 
 def config_of(model: Any) -> Optional[Dict[str, Any]]:
     """Returns what is saved with a model: its stages and the options that the SDK saves. None if there is nothing."""
-    if not _is_on_ipu(model) or not (_state_of(model).options_set or is_pipelined(model)):
+    if not _is_on_ipu(model):
         return None
+    from tf_ipu_dp.emulator import keras_models
+
+    general = keras_models.options_of(model)
+    kept: Dict[str, Any] = {} if general == keras_models.Options() else {"general": general.as_config()}
+    if _state_of(model).options_set or is_pipelined(model):
+        kept["pipelining"] = _pipelining_config(model)
+    return kept or None
+
+
+def _pipelining_config(model: Any) -> Dict[str, Any]:
     options = pipelining_of(model)
     return {
         "stages": _nested_stages(_current(model)) if is_pipelined(model) else None,
@@ -635,6 +633,15 @@ def restore_config(model: Any, config: Optional[Dict[str, Any]]) -> None:
     """Gives a loaded model the stages and options that were saved with it, if it is on an IPU."""
     if not config or not _is_on_ipu(model):
         return
+    from tf_ipu_dp.emulator import keras_models
+
+    if "general" in config:
+        vars(model)[keras_models.OPTIONS] = keras_models.Options.from_config(config["general"])
+    if "pipelining" in config:
+        _restore_pipelining(model, config["pipelining"])
+
+
+def _restore_pipelining(model: Any, config: Dict[str, Any]) -> None:
     set_pipelining_options(
         model,
         config["gradient_accumulation_steps_per_replica"],

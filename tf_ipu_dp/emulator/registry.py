@@ -23,7 +23,9 @@ from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 DEFAULT_IPUS = 64
 _LOCK = "partition.lock"
-_MOST_OWNER_BYTES = 1 << 20
+_MOST_OWNER_BYTES = 1 << 23
+_LOCK_LIMIT_S = 10.0
+_LOCK_POLL_S = 0.002
 
 
 class RegistryError(Exception):
@@ -160,7 +162,7 @@ class Partition:
             raise NoSuchDeviceError(f"there is no {asked}: the partition has {self.size} IPUs, in devices of {sizes}")
         return found
 
-    def attach(self, *, count: Optional[int] = None, device_id: Optional[int] = None, replicas: int = 1) -> Attachment:
+    def attach(self, *, count: Optional[int] = None, device_id: Optional[int] = None) -> Attachment:
         """Takes the first free device of so many IPUs, or the one with an id."""
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
@@ -170,7 +172,7 @@ class Partition:
                 raise DeviceBusyError(
                     f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes"
                 )
-            return self._hold(free[0], replicas)
+            return self._hold(free[0], replicas=len(free[0].ipus))
 
     def owners(self) -> List[Owner]:
         """Returns who holds IPUs now. The files of owners that have ended are removed."""
@@ -187,9 +189,13 @@ class Partition:
     def locked(self) -> Iterator[None]:
         """Keeps all other processes from changing the partition."""
         self._make_folder()
-        handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path = self.folder / _LOCK
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise RegistryError(f"{path} is not a file of the emulator ({error.strerror}); remove it") from error
+        try:
+            _lock_in_time(handle, path)
             yield
         finally:
             os.close(handle)
@@ -239,10 +245,26 @@ class Partition:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return _parse(path, os.read(handle, _MOST_OWNER_BYTES))
+            content = os.read(handle, _MOST_OWNER_BYTES)
+            if content:  # else its owner ended before it wrote
+                _parse(path, content)  # reports what is not ours instead of deleting it
             path.unlink()
             return None
         finally:
             os.close(handle)
+
+
+def _lock_in_time(handle: int, path: Path) -> None:
+    """Locks the partition. Others need it for milliseconds, so that waiting long means that something is wrong."""
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RegistryError(f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s; end who holds it") from error
+            time.sleep(_LOCK_POLL_S)
 
 
 def _parse(path: Path, content: bytes) -> Tuple[Owner, Meter]:

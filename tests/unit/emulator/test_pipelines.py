@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator import keras_ipu, pipelines
+from tf_ipu_dp.emulator import keras_ipu, keras_models, pipelines
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_strategy
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
@@ -28,7 +28,7 @@ def scope(tmp_path, monkeypatch):
     config = ipu_config.IPUConfig()
     config.auto_select_ipus = 2
     config.configure_ipu_system()
-    pipelines.attach()
+    keras_models.extend_keras()
     tf.keras.backend.clear_session()
     with ipu_strategy.IPUStrategy().scope():
         yield
@@ -531,7 +531,7 @@ def test_models_that_are_no_pipelines_pass(scope):
 
 
 def test_models_outside_a_scope_have_no_stages():
-    pipelines.attach()
+    keras_models.extend_keras()
     model = sequential()
     with pytest.raises(AttributeError, match="IPU strategy"):
         model.set_pipeline_stage_assignment([0, 0, 1, 1])

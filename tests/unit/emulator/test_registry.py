@@ -164,7 +164,32 @@ def test_garbage_under_a_live_lock_is_reported(partition, environ, content):
         with pytest.raises(registry.RegistryError, match="not a record of the emulator"):
             partition.attach(count=1)
         process.kill()
+    if content:  # nobody holds it any more, and it is still not ours to delete
+        with pytest.raises(registry.RegistryError, match="not a record of the emulator"):
+            partition.attach(count=1)
+        path.unlink()
     partition.attach(count=1).release()
+
+
+def test_a_lock_that_is_no_file_is_reported(partition):
+    partition.attach(count=1).release()
+    (partition.folder / "partition.lock").unlink()
+    (partition.folder / "partition.lock").mkdir()
+    with pytest.raises(registry.RegistryError, match=r"partition\.lock is not a file of the emulator"):
+        partition.attach(count=1)
+
+
+def test_a_meter_tells_of_work_without_waiting_and_of_work_that_goes_on(partition):
+    attachment = partition.attach(count=2)
+    attachment.begin_execution()
+    (_, running), *_ = partition.meters()
+    assert running.busy == 0.0 and running.busy_until(running.executing_since + 2.0) == 2.0
+    attachment.end_execution(waited=1e6)
+    (_, idle), *_ = partition.meters()
+    assert (idle.busy, idle.executing_since) == (0.0, 0.0)
+    assert registry.Meter.from_line(running.to_line()).executing_since == pytest.approx(running.executing_since)
+    assert len(idle.to_line()) == len(registry.Meter(1e9, 1e8, 1e9).to_line())
+    attachment.release()
 
 
 @pytest.mark.parametrize("text", ["3", "0", "many", "-4", "99999999"])

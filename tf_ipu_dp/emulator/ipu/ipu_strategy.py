@@ -14,7 +14,7 @@ from tensorflow.python.eager import def_function, function
 from tf_ipu_dp.emulator import infeeds, keras_models, random_numbers, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
-from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
+from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 
@@ -65,7 +65,7 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
         enable_keras_extensions: bool = True,
     ) -> None:
         tf.compat.v1.distribute.Strategy.__init__(self, Extended(self))
-        self._device_ordinal = _ordinal(ipu_device)
+        self.device_ordinal = ordinal_of(ipu_device)
         self._ipu_device, self._cpu_device = ipu_device, cpu_device
         prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
@@ -109,7 +109,7 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
     by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
-    if replicas.current() is None and not by_keras and ipu_config.configured_system().ipus_per_device[0] > 1:
+    if replicas.current() is None and not by_keras and strategy.ipus() > 1:
         raise NotImplementedError(
             "strategy.run() inside a tf.function cannot be emulated on more than one replica: "
             "give the whole tf.function to strategy.run()."
@@ -121,7 +121,7 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
     """Runs a traced function on all replicas of the device and returns what replica 0 returns."""
     system = ipu_config.configured_system()
     system.attach()
-    count = system.ipus_per_device[0]
+    count = strategy.ipus()
     with strategy.scope(), system.executing():
         if isinstance(fn, _CONCRETE):
             if count > 1:
@@ -165,8 +165,9 @@ def _run_together(
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
     others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
     structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
-    key = (id(fn), repr(structure), tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors),
-           tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others))  # fmt: skip
+    specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+    values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
+    key = (id(fn), repr(structure), specs, values)
     if key not in strategy.together:
         template = (args, kwargs)
 
@@ -240,13 +241,6 @@ def _ignore_compilation() -> None:
         vars(self)["_jit_compile"] = value
 
     kind._jit_compile = property(get, set_)
-
-
-def _ordinal(ipu_device: str) -> int:
-    tail = ipu_device.rsplit(":", 1)[-1]
-    if not tail.isdigit():
-        raise ValueError(f"{ipu_device!r} does not name an IPU device; it is like /device:IPU:0.")
-    return int(tail)
 
 
 __all__: Tuple[str, ...] = ("IPUStrategy", "IPUStrategyV1")

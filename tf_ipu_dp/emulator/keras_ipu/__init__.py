@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from tf_ipu_dp.emulator.keras_models import ReplicatedMetricReductionMethod
 from tf_ipu_dp.emulator.layer_calls import (
     FunctionalLayerPipelineStageAssignment,
@@ -26,3 +29,9 @@ __all__ = [
 ]
 
 __ipu__built__ = "1"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("extensions", "layers", "optimizers"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module 'keras.ipu' has no attribute {name!r}")

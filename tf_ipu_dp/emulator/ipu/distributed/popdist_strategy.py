@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import popdist
 from tf_ipu_dp.emulator.ipu import ipu_strategy
-from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions
+from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
         reduces = add_ipu_cross_replica_reductions
         extended = ipu_strategy.Extended(self, popdist.getNumTotalReplicas(), reduces)
         tf.compat.v1.distribute.Strategy.__init__(self, extended)
-        self._ipu_device = ipu_device
+        self.device_ordinal = ordinal_of(ipu_device)
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def update_ipu_config(self, config: Any) -> None:

@@ -321,7 +321,9 @@ def replicas_for(ipus: int, needed: int) -> int:
 def _check_room(devices: Sequence[Any]) -> None:
     """A pipeline takes several IPUs, so there are fewer replicas than IPUs."""
     needed = ipus_for(devices)
-    allowed = replicas_for(ipu_config.configured_system().ipus_per_device[0], needed)
+    strategy = tf.distribute.get_strategy()
+    ipus = strategy.ipus() if hasattr(strategy, "ipus") else ipu_config.configured_system().ipus_per_device[0]
+    allowed = replicas_for(ipus, needed)
     program = replicas.current()
     if program is not None and program.replicas != allowed:
         # For whoever traces the program: autograph lets no exception class of our own through.
