@@ -139,6 +139,7 @@ with strategy.scope():
     resumed = keras.models.load_model(str(folder / "model.h5"))
     assert resumed.optimizer.iterations.numpy() == model.optimizer.iterations.numpy()
     resumed.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=ACCUMULATION)
+    resumed.compile(resumed.optimizer, resumed.loss, metrics=["accuracy"], steps_per_execution=STEPS_PER_EXECUTION)
     resumed.fit(x_train[:512], y_train[:512], batch_size=MICRO_BATCH, verbose=0)
     print(f"updates after resuming: {resumed.optimizer.iterations.numpy() - model.optimizer.iterations.numpy()}")
 

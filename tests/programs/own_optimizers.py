@@ -162,6 +162,13 @@ assert copy.get_config()["momentum"] == 0.0
 print("hyperparameters done")
 
 
+# A name is an optimizer of the same family.
+with strategy.scope():
+    named = make_model()
+    named.compile("nadam", "mse")
+assert isinstance(named.optimizer, optimizer_v2.OptimizerV2) and named.optimizer._get_hyper("learning_rate") > 0
+
+
 # A subclass of a stock optimizer: gradients arrive summed over the replicas.
 def clipped_step(number, gradients, weights):
     del number

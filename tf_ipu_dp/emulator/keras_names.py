@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import sys
 from typing import Any, List
 
 import tensorflow as tf
@@ -27,6 +29,22 @@ def add_to_keras() -> None:
         kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
         for module in (*modules, tf.keras):
             vars(module.optimizers).update(kinds)
+        _let_names_mean_the_legacy_ones([module.optimizers for module in (*modules, tf.keras)])
+
+
+def _let_names_mean_the_legacy_ones(modules: List[Any]) -> None:
+    """Makes `compile(optimizer="adam")` and the like give the legacy optimizer too, for the device."""
+    package = sys.modules[tf.keras.optimizers.get.__module__]
+    stock = package.deserialize
+
+    @functools.wraps(stock)
+    def deserialize(*args: Any, **kwargs: Any) -> Any:
+        if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
+            kwargs["use_legacy_optimizer"] = True
+        return stock(*args, **kwargs)
+
+    for module in (package, *modules):
+        module.deserialize = deserialize
 
 
 def _either(name: str, legacy: Any, stock: Any) -> Any:

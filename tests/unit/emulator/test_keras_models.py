@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp.emulator import keras_models
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_strategy
 
@@ -15,21 +16,6 @@ RNG = np.random.RandomState(0)
 X = RNG.randn(64, 4).astype("float32")
 Y = RNG.randint(0, 3, 64).astype("int32")
 MICRO = 4
-
-
-@pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-
-    def configure(ipus):
-        config = ipu_config.IPUConfig()
-        config.auto_select_ipus = ipus
-        config.configure_ipu_system()
-        return ipu_strategy.IPUStrategy()
-
-    yield configure
-    ipu_config.reset_ipu_configuration()
 
 
 def make_model(norm=False):
@@ -288,3 +274,112 @@ def test_models_outside_a_scope_are_those_of_stock_keras(scope):
     assert model.optimizer.iterations.numpy() == 16
     with pytest.raises(AttributeError, match="IPU strategy"):
         model.set_gradient_accumulation_options(2)
+
+
+def test_plain_models_have_no_methods_for_the_ipu(scope):
+    scope(1)
+    assert not hasattr(make_model(), "set_pipelining_options")
+    with scope(1).scope():
+        assert hasattr(make_model(), "set_pipelining_options")
+
+
+def test_lists_of_numbers_are_data_too(scope):
+    with scope(2).scope():
+        model = compile_model(make_model())
+        model.fit(X.tolist(), Y.astype("float32").tolist(), batch_size=MICRO, verbose=0)
+        assert model.predict(X.tolist(), batch_size=MICRO, verbose=0).shape == (64, 3)
+
+
+def test_a_sequence_of_python_is_refused_as_a_generator_is(scope):
+    class Batches(tf.keras.utils.Sequence):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return X[:MICRO], Y[:MICRO]
+
+    refuse(scope, ValueError, "Sequences", run=lambda model: model.fit(Batches(), verbose=0))
+
+
+def test_data_that_end_too_early_for_all_replicas_are_an_error_and_not_a_short_epoch(scope):
+    run = lambda model: model.fit(dataset(6), steps_per_epoch=8, verbose=0)  # noqa: E731
+    refuse(scope, ValueError, "ended in the middle", run=run)
+
+
+def test_integers_of_64_bits_cannot_be_fed(scope):
+    run = lambda model: model.fit(X, Y.astype("int64"), batch_size=MICRO, verbose=0)  # noqa: E731
+    refuse(scope, tf.errors.FailedPreconditionError, "int64", run=run)
+
+
+@pytest.mark.parametrize("format", ["h5", "tf"])
+def test_options_are_saved_with_a_model(scope, tmp_path, format):
+    path = str(tmp_path / f"model.{format}")
+    with scope(2).scope():
+        model = compile_model(make_model())
+        model.set_gradient_accumulation_options(2, "mean")
+        model.set_replication_options("LIST")
+        model.save(path, save_format=format)
+        loaded = tf.keras.models.load_model(path)
+    assert keras_models.options_of(loaded) == keras_models.options_of(model) != keras_models.Options()
+    plain = tf.keras.models.load_model(path)  # outside a scope it is a plain model
+    assert_same(plain.get_weights(), model.get_weights(), 0.0)
+
+
+def test_a_strategy_has_the_ipus_of_its_device(scope):
+    scope(1)
+    config = ipu_config.IPUConfig()
+    config.auto_select_ipus = [2, 4]
+    config.configure_ipu_system()
+    recorder = tf.keras.callbacks.Callback()
+    with ipu_strategy.IPUStrategy("/device:IPU:1").scope():
+        compile_model(make_model()).fit(dataset(), verbose=0, callbacks=[recorder])
+    assert recorder.params["steps"] == 4
+    with ipu_strategy.IPUStrategy("/device:IPU:2").scope(), pytest.raises(tf.errors.InvalidArgumentError):
+        compile_model(make_model()).fit(dataset(), verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_asynchronous_callbacks_come_for_every_step_of_every_replica(scope, replicas):
+    steps = []
+
+    class Recorder(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append((batch, sorted(logs)))
+
+    with scope(replicas).scope():
+        model = compile_model(make_model(), steps_per_execution=4)
+        model.set_asynchronous_callbacks(True)
+        model.fit(dataset(8 * replicas), verbose=0, callbacks=[Recorder()])
+    assert steps == [(step, ["accuracy", "loss"]) for step in range(8) for _ in range(replicas)]
+
+
+def test_one_batch_is_for_one_replica_that_takes_one_step(scope):
+    def results(model):
+        compile_model(model, "sgd")
+        return [model.train_on_batch(X[:4], Y[:4]), model.test_on_batch(X[:4], Y[:4]), model.predict_on_batch(X[:4])]
+
+    stock = make_model()
+    weights = stock.get_weights()
+    expected = results(stock)
+    with scope(1).scope():
+        model = make_model()
+        model.set_weights(weights)
+        for ours, theirs in zip(results(model), expected):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    refuse(scope, ValueError, "one batch", run=lambda model: model.train_on_batch(X[:4], Y[:4]))
+
+
+def test_a_model_without_a_known_input_is_built_by_its_data(scope):
+    class Own(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out = tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.out(self.hidden(inputs))
+
+    with scope(2).scope():
+        model = compile_model(Own(), steps_per_execution=2)
+        model.set_gradient_accumulation_options(2)
+        before = model.fit(dataset(), epochs=1, verbose=0).history["loss"][0]
+        assert model.fit(dataset(), epochs=5, verbose=0).history["loss"][-1] < before

@@ -144,6 +144,11 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
 
 
 def _run(strategy: Any, fn: Any, args: Any, kwargs: Any, program: replicas.Program, check_types: bool) -> Any:
+    # An array is data, as it is for a tf.function: not an object that the program would be traced for.
+    args, kwargs = tf.nest.map_structure(
+        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
+        (tuple(args), kwargs),
+    )
     if program.replicas > 1:
         return _run_together(strategy, fn, args, kwargs, program, check_types)
     with replicas.traced_as(program):
@@ -155,11 +160,6 @@ def _run(strategy: Any, fn: Any, args: Any, kwargs: Any, program: replicas.Progr
 def _run_together(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
 ) -> Any:
-    # An array is data, as it is for a tf.function: not an object that the program would be traced for.
-    args, kwargs = tf.nest.map_structure(
-        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
-        (tuple(args), kwargs),
-    )
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
     is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]

@@ -8,6 +8,8 @@ from typing import Any, Iterator, List, Union
 
 import numpy as np
 
+from tf_ipu_dp.emulator import replicas
+
 _outside = threading.local()
 
 
@@ -49,6 +51,8 @@ def ipu_shard(index: Union[int, List[int]]) -> Iterator[None]:
 def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
     """Operations inside run on the host."""
     del name
+    if replicas.current() is None:
+        raise ValueError("outside_compilation_scope is for functions of the device, and none is being traced.")
     if getattr(_outside, "is_open", False):
         raise ValueError("outside_compilation_scope cannot be nested.")
     _outside.is_open = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_ipu_dp.emulator.keras_models import ReplicatedMetricReductionMethod
 from tf_ipu_dp.emulator.layer_calls import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
@@ -32,6 +31,8 @@ __ipu__built__ = "1"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ReplicatedMetricReductionMethod":  # late: what it is part of needs `ipu`, which sets `keras.ipu`
+        return importlib.import_module("tf_ipu_dp.emulator.keras_models").ReplicatedMetricReductionMethod
     if name in ("extensions", "layers", "optimizers"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'keras.ipu' has no attribute {name!r}")
