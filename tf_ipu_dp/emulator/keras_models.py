@@ -248,7 +248,7 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
     with _cut_execution(self, dealt.steps):
         _check_pipeline(self, dealt, training=True)
         if _tells_each_step(self):
-            given["callbacks"] = _EachStep(self, given["callbacks"], given["verbose"], given["epochs"], dealt.steps)
+            given["callbacks"] = _EachStep(self, given, dealt.steps)
         return _stock["fit"](self, **given)
 
 
@@ -271,6 +271,8 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
     given.update(x=dealt.dataset, batch_size=None, steps=dealt.steps)
     with _cut_execution(model, dealt.steps):
         _check_pipeline(model, dealt, training=False)
+        if name == "evaluate" and _tells_each_step(model):
+            given["callbacks"] = _EachStep(model, given, dealt.steps)
         return _stock[name](model, **given)
 
 
@@ -309,12 +311,12 @@ def _tells_each_step(model: Any) -> bool:
 
 
 class _EachStep(tf.keras.callbacks.CallbackList):  # type: ignore[misc]
-    """Calls the callbacks of training for every step of every replica, when the execution that made them is done."""
+    """Calls the callbacks for every step of every replica, when the execution that made them is done."""
 
-    def __init__(self, model: Any, callbacks: Any, verbose: Any, epochs: int, steps: int) -> None:
-        verbose = 1 if verbose == "auto" else verbose
-        super().__init__(callbacks, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose,
-                         epochs=epochs, steps=steps)  # fmt: skip
+    def __init__(self, model: Any, given: Dict[str, Any], steps: int) -> None:
+        verbose = 1 if given["verbose"] == "auto" else given["verbose"]
+        super().__init__(given["callbacks"], add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose,
+                         epochs=given.get("epochs", 1), steps=steps)  # fmt: skip
         self._model, self._first = model, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -323,13 +325,22 @@ class _EachStep(tf.keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Tells of every step."""
-        told = list(execution.step_logs(self._model))
-        for number, logs_of_step in enumerate(told):
-            count = local_replicas(self._model)
+        self._tell(super().on_train_batch_begin, super().on_train_batch_end)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remembers where the execution begins."""
+        self._first = batch
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tells of every step."""
+        self._tell(super().on_test_batch_begin, super().on_test_batch_end)
+
+    def _tell(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
+        count = local_replicas(self._model)
+        for number, logs in enumerate(execution.step_logs(self._model), start=self._first):
             for replica in range(count):
-                own = {name: float(value[replica] if count > 1 else value) for name, value in logs_of_step.items()}
-                super().on_train_batch_begin(self._first + number)
-                super().on_train_batch_end(self._first + number, own)
+                begin(number)
+                end(number, {name: float(value[replica] if count > 1 else value) for name, value in logs.items()})
 
 
 def _make_train_function(self: Any, force: bool = False) -> Any:
@@ -349,8 +360,8 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
 def _make_test_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_test_function"](self, force)
-    make = execution.make_test_function
-    self.test_function = _cached(self, "test", _execution_shape(self), force, self.test_function, make)
+    shape = _execution_shape(self, each_step=_tells_each_step(self))
+    self.test_function = _cached(self, "test", shape, force, self.test_function, execution.make_test_function)
     return self.test_function
 
 

@@ -351,11 +351,15 @@ def test_asynchronous_callbacks_come_for_every_step_of_every_replica(scope, repl
         def on_train_batch_end(self, batch, logs=None):
             steps.append((batch, sorted(logs)))
 
+        on_test_batch_end = on_train_batch_end
+
     with scope(replicas).scope():
         model = compile_model(make_model(), steps_per_execution=4)
         model.set_asynchronous_callbacks(True)
-        model.fit(dataset(8 * replicas), verbose=0, callbacks=[Recorder()])
-    assert steps == [(step, ["accuracy", "loss"]) for step in range(8) for _ in range(replicas)]
+        data = dataset(8 * replicas)
+        model.fit(data, verbose=0, callbacks=[Recorder()], validation_data=data)
+        model.evaluate(data, verbose=0, callbacks=[Recorder()])
+    assert steps == 3 * [(step, ["accuracy", "loss"]) for step in range(8) for _ in range(replicas)]
 
 
 def test_one_batch_is_for_one_replica_that_takes_one_step(scope):

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 import weakref
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Union
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from tf_ipu_dp.emulator import replicas
 
@@ -48,7 +49,7 @@ class IPUOutfeedQueue:
         if buffer_depth <= 0:
             raise ValueError(f"buffer_depth must be larger than 0, not {buffer_depth}.")
         self._mode = mode
-        self._store: Optional[_Store] = None
+        self._store: Union[_Store, _LastStore, None] = None
         self._graphs: Any = weakref.WeakSet()
         self._was_traced = False
 
@@ -75,12 +76,10 @@ class IPUOutfeedQueue:
                 raise tf.errors.FailedPreconditionError(
                     None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
                 )
-            store = _Store(wanted)
+            store = _Store(wanted) if self._mode is IPUOutfeedMode.ALL else _LastStore(wanted)
             if not executed:  # else it is Keras, which traces a layer to see its shapes
                 self._store = store
-        copies = wanted.count if program and program.updating else 1
-        kept = 1 if wanted.together else wanted.count
-        return store.enqueue(flat, copies, kept if self._mode is IPUOutfeedMode.LAST else None)
+        return store.enqueue(flat, for_all=program is not None and program.updating)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
         """Takes out everything that has arrived, or the last of it."""
@@ -89,17 +88,15 @@ class IPUOutfeedQueue:
             if tf.executing_eagerly():
                 return []
             raise ValueError("Nothing has been enqueued into the outfeed queue, so there is nothing to dequeue.")
-        if self._mode is IPUOutfeedMode.LAST:
-            return self._store.take_last()
-        return self._store.take_all()
+        return self._store.take()
 
     def __iter__(self) -> Iterator[Any]:
         if not tf.executing_eagerly():
             raise RuntimeError("An outfeed queue can be iterated over in eager mode only.")
         if self._mode is not IPUOutfeedMode.ALL:
             raise RuntimeError("Only an outfeed queue of the mode ALL can be iterated over.")
-        while self._store is not None:
-            everything = self._store.take_all(warn=False)
+        while isinstance(self._store, _Store):
+            everything = self._store.take(warn=False)
             steps = int(tf.nest.flatten(everything)[0].shape[0])
             if not steps:
                 return
@@ -193,18 +190,15 @@ class _Store:
         shapes = self.layout.shapes if self.layout.is_static else None
         return tf.queue.FIFOQueue(-1, self.layout.types, shapes)
 
-    def enqueue(self, flat: List[Any], copies: int, keep: Optional[int]) -> Any:
-        """Adds one structure so many times; keeps no more than the last ones, if asked."""
-        queue = self._entry
+    def enqueue(self, flat: List[Any], for_all: bool) -> Any:
+        """Adds one structure: this replica's, or that of all of them."""
+        if not for_all or self.layout.count == 1 or self.layout.together:
+            return self._entry.enqueue(flat)
         before: List[Any] = []
-        for _ in range(copies):
-            if keep is not None:
-                with tf.control_dependencies(before):
-                    before = [tf.cond(queue.size() >= keep, lambda: _drop(queue), lambda: tf.constant(0))]
+        for _ in range(self.layout.count):
             with tf.control_dependencies(before):
-                operation = queue.enqueue(flat)
-            before = [] if operation is None else [operation]
-        return operation
+                before = [self._entry.enqueue(flat)]
+        return before[0]
 
     def was_executed(self) -> bool:
         """Whether anything has ever been enqueued."""
@@ -212,7 +206,7 @@ class _Store:
             self._seen = self._seen or any(int(queue.size()) for queue in self._queues)
         return self._seen
 
-    def take_all(self, warn: bool = True) -> Any:
+    def take(self, warn: bool = True) -> Any:
         """Returns everything, the steps in front."""
         count = self.layout.count
         with self._taking:
@@ -238,21 +232,6 @@ class _Store:
                 logging.getLogger("tensorflow").warning("The outfeed queue is empty: its program has not run yet.")
         return self._pack(flat)
 
-    def take_last(self) -> Any:
-        """Returns what was enqueued last."""
-        sizes = [queue.size() for queue in self._queues]
-        if tf.executing_eagerly() and not all(int(size) for size in sizes):
-            raise tf.errors.FailedPreconditionError(
-                None, None, "There is nothing in the outfeed queue: its program has not run since the last dequeue."
-            )
-        self._seen = True
-        shares = [self._take(queue, size) for queue, size in zip(self._queues, sizes)]
-        if self.layout.together:
-            return self._pack([tf.stack([leaf[-1] for leaf in leaves]) for leaves in zip(*shares)])
-        if self.layout.count > 1:
-            return self._pack(list(shares[0]))
-        return self._pack([leaf[-1] for leaf in shares[0]])
-
     def _take(self, queue: Any, size: Any) -> List[Any]:
         if self.layout.is_static:
             taken = queue.dequeue_many(size)
@@ -268,7 +247,54 @@ class _Store:
         return tf.nest.pack_sequence_as(self.layout.structure, flat)
 
 
-def _drop(queue: Any) -> Any:
-    taken = queue.dequeue()
-    with tf.control_dependencies(list(taken) if isinstance(taken, (list, tuple)) else [taken]):
-        return tf.constant(0)
+class _LastStore:
+    """The last structure of each replica, in variables of the host."""
+
+    def __init__(self, layout: _Layout) -> None:
+        self.layout = layout
+        self._variables: List[Any] = []
+        self._seen = False
+        if layout.is_static:  # else Keras traces a layer to see its shapes
+            with tf.init_scope():
+                self._count = self._variable([], tf.int32)
+                self._variables = [
+                    self._variable([layout.count, *shape], dtype) for shape, dtype in zip(layout.shapes, layout.types)
+                ]
+
+    @staticmethod
+    def _variable(shape: Any, dtype: Any) -> Any:
+        variable = resource_variable_ops.ResourceVariable(tf.zeros(shape, dtype), trainable=False)
+        replicas.keep_on_host(variable)
+        return variable
+
+    def enqueue(self, flat: List[Any], for_all: bool) -> Any:
+        """Overwrites this replica's structure, or that of all of them."""
+        if not self._variables:
+            return tf.no_op()
+        rows = tf.range(self.layout.count) if for_all else tf.reshape(replicas.index(), [1])
+        written = [
+            variable.scatter_update(tf.IndexedSlices(tf.stack([tensor] * int(rows.shape[0])), rows))
+            for variable, tensor in zip(self._variables, flat)
+        ]
+        with tf.control_dependencies(written):
+            return tf.group(self._count.assign_add(1))
+
+    def was_executed(self) -> bool:
+        """Whether anything has ever been enqueued."""
+        with tf.init_scope():
+            self._seen = self._seen or (bool(self._variables) and int(self._count.read_value()) > 0)
+        return self._seen
+
+    def take(self) -> Any:
+        """Returns what was enqueued last."""
+        if tf.executing_eagerly() and not (self._variables and int(self._count.read_value())):
+            raise tf.errors.FailedPreconditionError(
+                None, None, "There is nothing in the outfeed queue: its program has not run since the last dequeue."
+            )
+        self._seen = True
+        values = [variable.read_value() for variable in self._variables]
+        with tf.control_dependencies(values):
+            self._count.assign(0)
+        return tf.nest.pack_sequence_as(
+            self.layout.structure, values if self.layout.count > 1 else [value[0] for value in values]
+        )
