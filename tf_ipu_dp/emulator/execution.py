@@ -127,7 +127,8 @@ class _Execution:
         self._together: Any = None
 
     def __call__(self, iterator: Any) -> Any:
-        in_use.append(iterator)
+        if not in_use or in_use[-1] is not iterator:
+            in_use.append(iterator)
         with ipu_config.configured_system().executing():
             try:
                 return self._execute(iterator)
