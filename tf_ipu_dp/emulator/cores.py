@@ -1,7 +1,8 @@
 """How replicas share the host's cores.
 
-Two sliced micro batches are in flight at a time. Each does best on half of the cores, rather than both on all of them:
-a ResNet-20 on two cores trains a quarter faster. TensorFlow takes such settings only before it has done anything.
+Two sliced micro batches are in flight at a time. Each does best on half of the cores: splitting every operation over
+all of them costs more than it gains when there is a second one to compute (`benchmarks/emulator.py`). TensorFlow takes
+such settings only before it has done anything.
 """
 
 from __future__ import annotations
