@@ -24,7 +24,7 @@ _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
 _MOST_CHOICES_IN_A_FORM = 4
-_PLACEHOLDERS = {"int": "N", "string": "PATH", "bool": ""}
+_PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
 class UsageError(ValueError):
@@ -135,7 +135,7 @@ def render_problems(program: str, sentences: Sequence[str]) -> str:
 
 def alternatives(values: Iterable[object]) -> str:
     """Returns `a`, `a or b`, `a, b or c`."""
-    words = [str(value) for value in values]
+    words = [typed(value) for value in values]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -148,7 +148,12 @@ def flag_text(name: str, value: object) -> str:
     """Returns a flag as one would type it."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
-    return f"--{name}={value}"
+    return f"--{name}={typed(value)}"
+
+
+def typed(value: object) -> str:
+    """Returns a flag's value as one would type it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def speaks_unicode(stream: TextIO) -> bool:

@@ -7,13 +7,22 @@ this. A refusal lists all problems at once, and every value that it suggests has
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from tf_ipu_dp import cli
-from tf_ipu_dp.config import SCHEDULES, DatasetFacts, Duration, Hosts, TrainConfig
+from tf_ipu_dp import architectures, cli
+from tf_ipu_dp.architectures import Architecture, Block
+from tf_ipu_dp.config import SCHEDULES, DatasetFacts, Duration, Hosts, LossScaling, TrainConfig
 
 _MOST_VALUES = 12
+_LEARNING_RATES = {"sgd": 0.05, "adam": 0.001, "lars": 1.0}
+_STATIC_LOSS_SCALE = 128.0
+_WARMUP_EPOCHS = 0.5
+_MOST_WARMUP = 0.1
+# Micro batches of a replica in one execution of the validation: their outputs are kept until its end.
+_MOST_VALIDATION_STEPS = 64
+_DROPS = (0.5, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +198,38 @@ class KerasSteps:
     steps_per_epoch: int
     last_epoch_steps: int
     validation_steps: int
+    validation_steps_per_execution: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the weights change, with every number resolved. Lengths are in weight updates of the whole job."""
+
+    optimizer: str  # sgd, adam or lars
+    learning_rate: float  # the highest, after scaling
+    schedule: str  # constant, step, cosine or polynomial
+    warmup_updates: int  # rises from 0 to the highest rate in so many updates
+    updates: int  # where cosine and polynomial reach 0
+    drops: Tuple[int, ...]  # updates at which step goes down to a tenth
+    momentum: float
+    weight_decay: float
+    l2: float
+    label_smoothing: float
+    loss_scale: Optional[float]  # 1: none; None: dynamic
+    reduction: str  # mean or sum
+    precision: str  # 32.32, 16.32 or 16.16
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """The model and how it is cut: one tuple of blocks per pipeline stage."""
+
+    architecture: Architecture
+    stages: Tuple[Tuple[Block, ...], ...]
+
+    def share(self, stage: int) -> float:
+        """Returns the part of the model's work that a stage does, from 0 to 1."""
+        return sum(block.macs for block in self.stages[stage]) / max(self.architecture.macs, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +237,17 @@ class RunPlan:
     """One run, laid out. It is the same on every instance."""
 
     dataset: DatasetFacts
+    model: ModelPlan
     topology: Topology
     batch: Batch
     epochs: Epochs
     validation: Validation
     keras: KerasSteps
+    recipe: Recipe
+    checkpoint_every: int  # updates
+    log_every: int  # updates
+    augment: str
+    notes: Tuple[str, ...]  # what works but will surprise
 
 
 def plan_run(config: TrainConfig, dataset: DatasetFacts, launched: Optional[LaunchedTopology] = None) -> RunPlan:
@@ -234,6 +281,9 @@ def accumulation_unit(stages: int, schedule: str) -> int:
     return {"grouped": 2 * stages, "interleaved": stages, "sequential": 1}[schedule]
 
 
+# Every suggestion is planned, so that one model is described many times.
+_describe = functools.lru_cache(maxsize=64)(architectures.describe)
+
 _Candidates = Callable[[], Iterable[Fix]]
 
 
@@ -255,21 +305,163 @@ def _examine(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
     """Goes through the rules in a reader's order; those without a meaning after an earlier one broke are left out."""
     draft = _Draft()
     topology = _examine_topology(draft, config, launched)
-    stages = config.pipeline_stages or (launched.ipus_per_replica if launched else 1)
+    stages = _stages_asked(config) or (launched.ipus_per_replica if launched else 1)
+    model = _examine_model(draft, config, dataset, stages, launched)
     batch = _examine_batch(draft, config, stages, topology.replicas if topology else None)
     epochs = _examine_epochs(draft, config, dataset, topology, batch) if topology and batch else None
-    if topology and batch and epochs and not draft.broken:
+    _examine_checkpoints(draft, config)
+    if topology and model and batch and epochs and not draft.broken:
         steps_per_execution = batch.accumulation * epochs.device_iterations
-        validation = _plan_validation(dataset.validation_samples, topology, batch, steps_per_execution)
+        validation_steps, validation_steps_per_execution = _plan_validation(dataset, topology, batch)
         steps_per_update = batch.accumulation * topology.local_replicas
         keras = KerasSteps(
             steps_per_execution=steps_per_execution,
             steps_per_epoch=epochs.executions_per_epoch * epochs.device_iterations * steps_per_update,
             last_epoch_steps=(epochs.last_epoch_updates or epochs.updates_per_epoch) * steps_per_update,
-            validation_steps=validation.slots_per_instance // batch.micro_batch_size,
+            validation_steps=validation_steps,
+            validation_steps_per_execution=validation_steps_per_execution,
         )
-        draft.plan = RunPlan(dataset, topology, batch, epochs, validation, keras)
+        a_tenth = max(epochs.updates_per_epoch // 10, 1)
+        draft.plan = RunPlan(
+            dataset=dataset,
+            model=model,
+            topology=topology,
+            batch=batch,
+            epochs=epochs,
+            validation=Validation(
+                dataset.validation_samples, topology.instances, validation_steps * batch.micro_batch_size
+            ),
+            keras=keras,
+            recipe=_plan_recipe(config, batch, epochs),
+            checkpoint_every=config.checkpoint_every or epochs.updates_per_epoch,
+            log_every=config.log_every or a_tenth,
+            augment=dataset.augment if config.augment == "auto" else config.augment,
+            notes=_notes(config, model, epochs),
+        )
     return draft
+
+
+def _stages_asked(config: TrainConfig) -> Optional[int]:
+    """Split points say how many stages there are."""
+    return config.pipeline_stages or (len(config.pipeline_splits) + 1 if config.pipeline_splits else None)
+
+
+def _examine_model(
+    draft: _Draft, config: TrainConfig, dataset: DatasetFacts, stages: int, launched: Optional[LaunchedTopology]
+) -> Optional[ModelPlan]:
+    least = architectures.LEAST_SIZE
+    if min(dataset.height, dataset.width) < least:
+        draft.refuse(
+            "image_size",
+            f"{dataset.name} has images of {dataset.height} x {dataset.width}; models take {least} x {least} "
+            f"or more. Add --image_size={least}.",
+            list,  # the facts of the data set come from outside, so that no change of a flag can be tried here
+        )
+        return None
+    architecture = _describe(
+        config.model,
+        height=dataset.height,
+        width=dataset.width,
+        channels=dataset.channels,
+        classes=dataset.classes,
+        norm=config.norm or ("group" if stages > 1 else "batch"),
+    )
+    blocks = len(architecture.blocks)
+    if stages > blocks:
+        who = "" if config.pipeline_stages or not launched else f" ({launched.launcher} gave {stages} IPUs per replica)"
+        draft.refuse(
+            "model_stages",
+            f"{config.model} has {blocks} blocks and cannot be cut into {stages} pipeline stages{who}.",
+            lambda: [*_sets("pipeline_stages", [blocks]), *_sets("model", _models_with(stages, architecture))],
+        )
+        return None
+    splits = config.pipeline_splits
+    if splits is None:
+        splits = architectures.balance(architecture, stages)
+    elif len(splits) != stages - 1:
+        draft.refuse(
+            "split_count",
+            f"--pipeline_splits={','.join(splits)} makes {len(splits) + 1} stages, but --pipeline_stages={stages}.",
+            lambda: [
+                *_sets("pipeline_stages", [len(splits or ()) + 1, None]),
+                *_sets("pipeline_splits", [architectures.balance(architecture, stages) or None, None]),
+            ],
+        )
+        return None
+    try:
+        return ModelPlan(architecture, architectures.cut(architecture, splits))
+    except ValueError as error:
+        draft.refuse(
+            "splits",
+            f"--pipeline_splits={','.join(splits)} does not fit {config.model}: {str(error).rstrip('.')}.",
+            lambda: _sets("pipeline_splits", [architectures.balance(architecture, stages), None]),
+        )
+        return None
+
+
+def _models_with(stages: int, unlike: Architecture) -> List[str]:
+    """Returns the smallest model that can be cut into so many stages, if there is one."""
+    size = {"height": unlike.height, "width": unlike.width, "channels": unlike.channels, "classes": unlike.classes}
+    blocks = ((name, len(_describe(name, norm=unlike.norm, **size).blocks)) for name in architectures.MODELS)
+    return [name for name, count in blocks if count >= stages][:1]
+
+
+def _examine_checkpoints(draft: _Draft, config: TrainConfig) -> None:
+    every, iterations = config.checkpoint_every, config.device_iterations
+    if every is not None and every % iterations:
+        draft.refuse(
+            "checkpoint_every",
+            f"--checkpoint_every={every} is not a multiple of --device_iterations={iterations}: the weights can be "
+            "read between executions only.",
+            lambda: _sets("checkpoint_every", [*_multiples_around(every, iterations), None]),
+        )
+
+
+def _plan_recipe(config: TrainConfig, batch: Batch, epochs: Epochs) -> Recipe:
+    ratio = batch.global_batch_size / config.lr_base_batch
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+    rate = _LEARNING_RATES[config.optimizer] if config.learning_rate is None else config.learning_rate
+    per_epoch, updates = epochs.updates_per_epoch, epochs.updates
+    if config.warmup_epochs is None:
+        warmup = min(round(_WARMUP_EPOCHS * per_epoch), int(_MOST_WARMUP * updates))
+    else:
+        warmup = min(round(config.warmup_epochs * per_epoch), updates)
+    if config.lr_drop_epochs is None:
+        drops = tuple(round(part * updates) for part in _DROPS)
+    else:
+        drops = tuple(round(epoch * per_epoch) for epoch in config.lr_drop_epochs)
+    scaling = config.loss_scaling or LossScaling(1.0 if config.precision == "32.32" else _STATIC_LOSS_SCALE)
+    return Recipe(
+        optimizer=config.optimizer,
+        learning_rate=rate * factor,
+        schedule=config.lr_schedule,
+        warmup_updates=warmup,
+        updates=updates,
+        drops=drops if config.lr_schedule == "step" else (),
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        l2=config.l2,
+        label_smoothing=config.label_smoothing,
+        loss_scale=scaling.factor,
+        reduction=config.reduction,
+        precision=config.precision,
+    )
+
+
+def _notes(config: TrainConfig, model: ModelPlan, epochs: Epochs) -> Tuple[str, ...]:
+    notes = []
+    if len(model.stages) > 1 and config.norm == "batch":
+        notes.append(
+            "--norm=batch: in a pipeline the SDK does not keep batch norm's moving statistics, so that validation "
+            "suffers. Use --norm=group."
+        )
+    if config.lr_drop_epochs is not None and config.lr_schedule != "step":
+        notes.append(f"--lr_drop_epochs has no effect with --lr_schedule={config.lr_schedule}. Use --lr_schedule=step.")
+    if config.warmup_epochs and config.warmup_epochs * epochs.updates_per_epoch > epochs.updates:
+        notes.append(
+            f"--warmup_epochs={config.warmup_epochs:g} is longer than the run: the learning rate never gets to its top."
+        )
+    return tuple(notes)
 
 
 def _examine_topology(draft: _Draft, config: TrainConfig, launched: Optional[LaunchedTopology]) -> Optional[Topology]:
@@ -308,14 +500,14 @@ def _examine_launched(draft: _Draft, config: TrainConfig, launched: LaunchedTopo
         return None
     if "launched_stages" in draft.rules():
         return None
-    stages = config.pipeline_stages or per_replica
+    stages = _stages_asked(config) or per_replica
     return Topology(ipus, stages, config.pipeline_schedule, launched.instances, hosts, launched.launcher)
 
 
 def _examine_asked(draft: _Draft, config: TrainConfig) -> Optional[Topology]:
     """What the flags ask for. IPUs, and with them replicas, instances and hosts, can only be powers of two."""
     ipus = config.ipus or 1
-    stages = config.pipeline_stages or 1
+    stages = _stages_asked(config) or 1
     per_replica = ipus_per_replica(stages)
     instances = config.instances or 1
     hosts = config.hosts or Hosts(1)
@@ -389,7 +581,7 @@ def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTop
                 f"--{name}={getattr(config, name)} disagrees with {who}, which started {real} ({what}).",
                 _both(name, Hosts(launched.hosts or 1) if name == "hosts" else real),
             )
-    stages = config.pipeline_stages
+    stages = _stages_asked(config)
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
         least, most = launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica
         # With a number of IPUs that is no power of two, no number of stages fits.
@@ -491,12 +683,18 @@ def _examine_epochs(
     return Epochs(updates, dropped, iterations, full, last)
 
 
-def _plan_validation(samples: int, topology: Topology, batch: Batch, steps_per_execution: int) -> Validation:
-    # k x S x L steps pass both checks that the SDK makes on validation inside fit, with a replication of 1 and of L.
-    slots_per_execution = steps_per_execution * topology.local_replicas * batch.micro_batch_size
-    largest_shard = -(-samples // topology.instances)
-    executions = -(-largest_shard // slots_per_execution)
-    return Validation(samples, topology.instances, executions * slots_per_execution)
+def _plan_validation(dataset: DatasetFacts, topology: Topology, batch: Batch) -> Tuple[int, int]:
+    """Returns an instance's steps, and a replica's steps per execution, that pad as little as the rules allow.
+
+    Validation has executions of its own length: those of the training can be longer than the whole validation.
+    """
+    pipelined = topology.pipeline_stages > 1 and topology.pipeline_schedule != "sequential"
+    unit = topology.pipeline_stages if pipelined else 1
+    largest_shard = -(-dataset.validation_samples // topology.instances)
+    needed = max(-(-largest_shard // (topology.local_replicas * batch.micro_batch_size)), 1)
+    executions = -(-needed // _MOST_VALIDATION_STEPS)
+    per_execution = -(-needed // (executions * unit)) * unit
+    return executions * per_execution * topology.local_replicas, per_execution
 
 
 def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topology, batch: Batch) -> Iterator[Fix]:

@@ -1,20 +1,160 @@
-"""A plan as a table and a drawing, as JSON, or as a mermaid flowchart. Pure: returns text, prints nothing."""
+"""Plans and results as tables, drawings, JSON or mermaid flowcharts. Pure: returns text, prints nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from rich.console import Console
 from rich.table import Table
 
 from tf_ipu_dp import __version__, cli
-from tf_ipu_dp.plan import Replica, RunPlan, Topology
+from tf_ipu_dp.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
 
 _ALL_UP_TO = 32
 _LEAST_WIDTH = 60
 _MOST_STAGES_IN_A_LINE = 8
+# A run is held back by what takes more than this share of its training time.
+_HELD_BACK = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Where a run's seconds went. None: not reported by the device."""
+
+    total_s: float
+    compile_s: float  # with the first execution
+    executing_s: float  # in the other executions, input wait included
+    between_s: float  # between executions of an epoch: logging, checkpoints, calls
+    evaluation_s: float
+    input_wait_s: Optional[float]
+
+    @property
+    def training_s(self) -> float:
+        """Returns what throughput is measured over."""
+        return self.executing_s + self.between_s
+
+    @property
+    def other_s(self) -> float:
+        return max(self.total_s - self.compile_s - self.executing_s - self.evaluation_s, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The validation set's results, each sample counted once."""
+
+    samples: int
+    loss: float
+    top1: float
+    top5: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What came out of a run."""
+
+    run_dir: str
+    model: str
+    dataset: str
+    replicas: int
+    updates: int  # in all, those before a resumption too
+    planned_updates: int
+    timed_samples: int  # trained in training_s
+    times: Times
+    utilisation_pct: Optional[float]
+    scores: Optional[Scores]
+    verdict: str
+    stopped: Optional[str] = None  # why, if before the end
+
+    @property
+    def samples_per_s(self) -> Optional[float]:
+        return self.timed_samples / self.times.training_s if self.timed_samples and self.times.training_s else None
+
+
+def judge(times: Times, device_iterations: int, updates_per_epoch: int, prefetch: bool, eight_bit_io: bool) -> str:
+    """Returns in one line what held a run back, and the flag to change."""
+    if times.training_s <= 0:
+        return "Too short to say what held it back: everything was compiling. Train longer with --epochs."
+    wait = (times.input_wait_s or 0.0) / times.training_s
+    between = times.between_s / times.training_s
+    if wait > max(_HELD_BACK, between):
+        advice = (
+            "Add --prefetch."
+            if not prefetch
+            else "Add --eight_bit_io, so that the host sends a quarter of the bytes."
+            if not eight_bit_io
+            else "Use more --instances, so that more host processes load."
+        )
+        return f"Held back by its input: {100 * wait:.0f} % of the training was waiting for samples. {advice}"
+    if between > _HELD_BACK:
+        larger = [n for n in range(device_iterations + 1, updates_per_epoch + 1) if updates_per_epoch % n == 0]
+        # Ten times fewer calls, or as near as the epoch's divisors come.
+        best = min(larger, key=lambda n: abs(n - 10 * device_iterations), default=None)
+        advice = f"Use --device_iterations={best}." if best else "Use a larger --micro_batch_size."
+        return f"Held back by too small executions: {100 * between:.0f} % of the training was between them. {advice}"
+    return "Held back by nothing: the device was at work."
+
+
+def render_result(result: RunResult, width: int) -> str:
+    """Returns the table that ends a run."""
+    times = result.times
+    training = None if times.input_wait_s is None else times.executing_s - times.input_wait_s
+    rate = result.samples_per_s
+    scores = result.scores
+    rows = [
+        ("Updates", f"{result.updates:,}", f"of {result.planned_updates:,}"),
+        ("Compiling", _seconds(times.compile_s), "s, with the first execution"),
+        ("Training", _seconds(times.executing_s if training is None else training), "s"),
+        ("Input wait", _seconds(times.input_wait_s), "s"),
+        ("Evaluation", _seconds(times.evaluation_s), "s"),
+        ("Other", _seconds(times.other_s), "s"),
+        ("Total", _seconds(times.total_s), "s"),
+        ("Throughput", _number(rate, 0), "samples/s"),
+        (
+            "Per replica",
+            _number(rate and rate / result.replicas, 1),
+            f"samples/s, {cli.count(result.replicas, 'replica')}",
+        ),
+        ("IPU utilisation", _number(result.utilisation_pct, 1), "%"),
+        ("Loss", _number(scores and scores.loss, 4), f"on {scores.samples:,} validation samples" if scores else ""),
+        ("Accuracy", _number(scores and 100 * scores.top1, 2), "%"),
+        ("Top 5", _number(scores and 100 * scores.top5, 2), "%"),
+    ]
+    title = f"{result.model} on {result.dataset}, in {result.run_dir}"
+    ending = f"\nStopped: {result.stopped}\n" if result.stopped else f"\n{result.verdict}\n"
+    return f"{title}\n\n{render_table(('', '', ''), rows, width, right=(1,))}{ending}"
+
+
+def result_value(result: RunResult) -> Dict[str, Any]:
+    """Returns the result for a program: typed, with the units in the keys."""
+    times, scores, rate = result.times, result.scores, result.samples_per_s
+    return {
+        "schema": 1,
+        "version": __version__,
+        "run_dir": result.run_dir,
+        "model": result.model,
+        "dataset": result.dataset,
+        "replicas": result.replicas,
+        "updates": result.updates,
+        "planned_updates": result.planned_updates,
+        "seconds": {
+            "total": times.total_s,
+            "compile": times.compile_s,
+            "executing": times.executing_s,
+            "input_wait": times.input_wait_s,
+            "between_executions": times.between_s,
+            "evaluation": times.evaluation_s,
+            "other": times.other_s,
+        },
+        "samples_per_s": rate,
+        "samples_per_s_per_replica": rate and rate / result.replicas,
+        "utilisation_pct": result.utilisation_pct,
+        "validation": scores and dataclasses.asdict(scores),
+        "verdict": result.verdict,
+        "stopped": result.stopped,
+    }
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> str:
@@ -31,17 +171,21 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
-def render_plan(plan: RunPlan, width: int, ascii_only: bool = False) -> str:
+def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bool = True) -> str:
     """Returns the plan for a person: the numbers, each with where it comes from, and who sits where."""
     text = f"tf_ipu_dp {__version__}: plan for {_topology_words(plan.topology)}\n\n"
     text += render_table(("", "", ""), _rows(plan), width, right=(1,))
-    text += "\n" + render_drawing(plan.topology, width)
+    if plan.topology.pipeline_stages > 1:
+        text += "\n" + _render_stages(plan.model, width)
+    text += "\n" + render_drawing(plan.topology, width) if drawing else ""
+    text += "".join(f"\nnote: {note}\n" for note in plan.notes)
     return _to_ascii(text) if ascii_only else text
 
 
 def render_json(plan: RunPlan) -> str:
     """Returns the plan for a program: typed, with the units in the keys."""
     topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
+    architecture = plan.model.architecture
     shards = {len(validation.shard(instance)) for instance in (0, topology.instances - 1)}
     stages = topology.pipeline_stages
     value: Dict[str, Any] = {
@@ -67,6 +211,25 @@ def render_json(plan: RunPlan) -> str:
             "instances_per_host": topology.instances_per_host,
             "launcher": topology.launcher,
         },
+        "model": {
+            "name": architecture.name,
+            "norm": architecture.norm,
+            "parameters": architecture.parameters,
+            "multiply_adds_per_sample": architecture.macs,
+            "image": [architecture.height, architecture.width, architecture.channels],
+            "classes": architecture.classes,
+            "stages": [
+                {
+                    "first_block": blocks[0].name,
+                    "blocks": [block.name for block in blocks],
+                    "parameters": sum(block.parameters for block in blocks),
+                    "share_of_work": plan.model.share(stage),
+                }
+                for stage, blocks in enumerate(plan.model.stages)
+            ],
+        },
+        "recipe": dataclasses.asdict(plan.recipe),
+        "notes": list(plan.notes),
         "batch": {
             "micro_batch_samples": batch.micro_batch_size,
             "accumulation_micro_batches": batch.accumulation,
@@ -94,6 +257,7 @@ def render_json(plan: RunPlan) -> str:
             "steps_per_epoch": keras.steps_per_epoch,
             "last_epoch_steps": keras.last_epoch_steps,
             "validation_steps": keras.validation_steps,
+            "validation_steps_per_execution": keras.validation_steps_per_execution,
         },
         "replicas": [
             {
@@ -155,6 +319,15 @@ def render_drawing(topology: Topology, width: int) -> str:
     return "".join(line.rstrip() + "\n" for block in blocks for line in block)
 
 
+def _number(value: Optional[float], digits: int) -> str:
+    """None means that it is not reported."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _seconds(value: Optional[float]) -> str:
+    return _number(value, 1)
+
+
 def _topology_words(topology: Topology) -> str:
     words = f"{cli.count(topology.replicas, 'replica')} on {cli.count(topology.ipus, 'IPU')}"
     return f"{words}, as {topology.launcher} started it" if topology.launcher else words
@@ -170,7 +343,15 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     parts = [cli.count(epochs.full_epochs, "epoch")] if epochs.full_epochs else []
     parts += [f"{cli.count(epochs.last_epoch_updates, 'update')} of an epoch"] if epochs.last_epoch_updates else []
     slots = f"{cli.count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
-    rows: List[Tuple[str, int, str]] = [
+    architecture = plan.model.architecture
+    image = f"{architecture.height} x {architecture.width} x {architecture.channels}"
+    norm = f"{architecture.norm} norm, " if architecture.name != "mlp" else ""
+    rows: List[Tuple[str, Union[int, float], str]] = [
+        (
+            "Parameters",
+            architecture.parameters,
+            f"{architecture.name}, {norm}{image} to {architecture.classes} classes",
+        ),
         ("Training samples", plan.dataset.train_samples, plan.dataset.name),
         ("IPUs", topology.ipus, f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),
         ("Replicas", topology.replicas, f"{topology.local_replicas:,} per instance"),
@@ -184,12 +365,32 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
         ),
         ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that do not fill a global batch"),
         ("Updates in all", epochs.updates, " and ".join(parts)),
+        ("Learning rate", plan.recipe.learning_rate, _recipe_words(plan.recipe)),
         ("Validation samples", validation.samples, f"each once, in {slots}, {validation.padded_samples:,} padded"),
         ("steps_per_execution", keras.steps_per_execution, "for Keras: micro batches of one replica"),
         ("steps_per_epoch", keras.steps_per_epoch, "for Keras: micro batches of one instance"),
         ("validation_steps", keras.validation_steps, "for Keras: micro batches of one instance"),
     ]
-    return [(name, f"{number:,}", words) for name, number, words in rows]
+    return [(name, f"{number:,}" if isinstance(number, int) else f"{number:g}", words) for name, number, words in rows]
+
+
+def _render_stages(model: ModelPlan, width: int) -> str:
+    rows = [
+        (
+            str(stage),
+            f"{100 * model.share(stage):.1f}",
+            f"{sum(block.parameters for block in blocks):,}",
+            blocks[0].name if len(blocks) == 1 else f"{blocks[0].name} to {blocks[-1].name}",
+        )
+        for stage, blocks in enumerate(model.stages)
+    ]
+    return render_table(("Stage", "Work %", "Parameters", "Blocks"), rows, width, right=(0, 1, 2))
+
+
+def _recipe_words(recipe: Recipe) -> str:
+    words = {"constant": "then constant", "step": f"then a tenth at {cli.alternatives(recipe.drops)}"}
+    course = words.get(recipe.schedule, f"then {recipe.schedule} to 0")
+    return f"{recipe.optimizer}, highest after {cli.count(recipe.warmup_updates, 'update')} of warm-up, {course}"
 
 
 def _some(count: int, topology: Topology, first: int = 0) -> List[Any]:

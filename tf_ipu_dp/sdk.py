@@ -9,7 +9,8 @@ import dataclasses
 import functools
 import importlib
 import sys
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any, Mapping, MutableMapping, Optional
 
 
 class SdkError(Exception):
@@ -24,6 +25,24 @@ class Sdk:
     ipu: Any
     popdist: Any
     gcipuinfo: Any
+
+    @property
+    def title(self) -> str:
+        return {"poplar": "Poplar SDK", "emulator": "emulator"}[self.name]
+
+
+def set_poplar_flags(environ: MutableMapping[str, str], *flags: str) -> None:
+    """Adds flags for the SDK's TensorFlow, which reads them when it is imported: call it before load."""
+    environ["TF_POPLAR_FLAGS"] = " ".join([*environ.get("TF_POPLAR_FLAGS", "").split(), *flags])
+
+
+def read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
+    """Returns where the SDK keeps compiled programs, if it does: the last such flag counts, then poprun's variable."""
+    for flag in reversed(environ.get("TF_POPLAR_FLAGS", "").split()):
+        if flag.startswith("--executable_cache_path="):
+            return Path(flag.split("=", 1)[1])
+    path = environ.get("POPDIST_EXECUTABLE_CACHE_PATH")
+    return Path(path) if path else None
 
 
 @functools.lru_cache(maxsize=None)

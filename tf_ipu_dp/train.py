@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from tf_ipu_dp import cli, config, plan, world
+from tf_ipu_dp import catalogue, cli, config, plan, run_folder, world
 
 
 def main(words: Sequence[str]) -> int:
@@ -17,14 +17,50 @@ def main(words: Sequence[str]) -> int:
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
-    cfg = config.parse(words)
-    run = plan.plan_run(cfg, config.DATASETS[cfg.dataset], world.read_launched(os.environ))
+    cfg = _parse(words)
+    dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+    run = plan.plan_run(cfg, dataset, world.read_launched(os.environ))
     if cfg.dry_run:
         _show(cfg, run)
         return 0
     if run.topology.instances > 1:
         _require_horovod(run.topology.instances)
-    raise cli.UsageError("Training is not part of this version, only its plan is. Add --dry_run to see the plan.")
+        raise cli.UsageError(
+            f"--instances={run.topology.instances} cannot be trained by this version, only planned. "
+            "Use --instances=1, or add --dry_run."
+        )
+    return _act(cfg, run)
+
+
+def _parse(words: Sequence[str]) -> config.TrainConfig:
+    """A run that is evaluated has its own flags; those on the line win over them."""
+    cfg = config.parse(words)
+    if cfg.evaluate and cfg.run_dir is not None:
+        own = run_folder.read_run_flags(Path(cfg.run_dir))
+        cfg = config.parse([*own, *words])
+    return cfg
+
+
+def _act(cfg: config.TrainConfig, run: plan.RunPlan) -> int:
+    from tf_ipu_dp import sdk
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if cfg.executable_cache is not None:
+        sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
+    if cfg.dataset == "synthetic_device":
+        sdk.set_poplar_flags(os.environ, "--use_synthetic_data", "--synthetic_data_categories=infeed")
+    try:
+        modules = sdk.load(cfg.sdk)
+    except sdk.SdkError as error:
+        raise cli.UsageError(str(error)) from error
+
+    from tf_ipu_dp import training  # imports TensorFlow
+
+    if cfg.evaluate:
+        return training.evaluate(cfg, run, modules, sys.stdout, sys.stderr)
+    if cfg.input_only:
+        return training.measure_input(cfg, run, modules, sys.stdout, sys.stderr)
+    return training.train(cfg, run, modules, sys.stdout, sys.stderr, _width())
 
 
 def _require_horovod(instances: int) -> None:
@@ -55,9 +91,12 @@ def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
     elif cfg.format == "mermaid":
         text = report.render_mermaid(run, ascii_only)
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-        text = report.render_plan(run, width, ascii_only)
+        text = report.render_plan(run, _width(), ascii_only)
     sys.stdout.write(text)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
 
 
 def _help() -> str:

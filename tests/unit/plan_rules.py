@@ -34,12 +34,19 @@ def assert_obeys_the_rules(run: planner.RunPlan) -> None:
         count = 2 * stages if schedule == "grouped" else stages
         assert batch.accumulation >= count and batch.accumulation % count == 0
         assert keras.steps_per_execution % stages == 0
+        assert keras.validation_steps_per_execution % stages == 0
+    blocks = [block for blocks in run.model.stages for block in blocks]
+    assert tuple(blocks) == run.model.architecture.blocks
+    assert len(run.model.stages) == stages and all(run.model.stages)
 
     # Keras: steps of an instance -> per replica -> executions -> updates, with no remainder anywhere.
-    for steps in (keras.steps_per_epoch, keras.last_epoch_steps, keras.validation_steps):
+    for steps, per_execution in (
+        (keras.steps_per_epoch, keras.steps_per_execution),
+        (keras.last_epoch_steps, keras.steps_per_execution),
+        (keras.validation_steps, keras.validation_steps_per_execution),
+    ):
         assert steps % topology.local_replicas == 0
-        assert steps // topology.local_replicas % keras.steps_per_execution == 0
-        assert steps % keras.steps_per_execution == 0
+        assert steps // topology.local_replicas % per_execution == 0
     assert keras.steps_per_epoch > 0
     assert keras.steps_per_execution % batch.accumulation == 0
     assert keras.steps_per_execution // batch.accumulation == epochs.device_iterations
@@ -63,4 +70,8 @@ def assert_obeys_the_rules(run: planner.RunPlan) -> None:
     assert [sample for shard in shards for sample in shard] == list(range(run.dataset.validation_samples))
     slots = keras.validation_steps * batch.micro_batch_size
     assert all(len(shard) <= slots for shard in shards)
+    executions = keras.validation_steps // topology.local_replicas // keras.validation_steps_per_execution
+    unit = stages if stages > 1 and schedule != "sequential" else 1
+    padded = slots - max(map(len, shards))
+    assert padded < batch.micro_batch_size * topology.local_replicas * unit * executions
     assert slots * topology.instances - validation.padded_samples == run.dataset.validation_samples

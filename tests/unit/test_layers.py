@@ -14,14 +14,17 @@ import tf_ipu_dp
 # From the bottom up; a module may import from lower rows only. A new module gets its row here.
 LAYERS = [
     ["__init__"],
-    ["cli", "environment"],
+    ["architectures", "cli", "environment", "telemetry"],
     ["config"],
-    ["plan"],
-    ["report", "world", "sdk"],
+    ["catalogue", "plan", "run_folder"],
+    ["checkpoints", "report", "world", "sdk"],
+    ["data", "models", "optimizers", "callbacks", "progress"],
+    ["training"],
     ["doctor", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = ["cli", "config", "plan", "report"]
+PURE = ["architectures", "cli", "config", "plan", "report"]
+WITH_TENSORFLOW = ["callbacks", "data", "models", "optimizers", "training"]
 HEAVY = ("tensorflow", "keras", "horovod", "popdist", "gcipuinfo", "numpy")
 PACKAGE = Path(tf_ipu_dp.__file__).parent
 
@@ -68,7 +71,7 @@ def test_pure_modules_do_not_reach_for_the_outside(name):
     assert set(imports_of(PACKAGE / f"{name}.py")) & outside <= allowed.get(name, set())
 
 
-@pytest.mark.parametrize("name", [name for name in RANKS if name != "__init__"])
+@pytest.mark.parametrize("name", [name for name in RANKS if name not in ("__init__", *WITH_TENSORFLOW)])
 def test_importing_a_module_imports_nothing_heavy(name):
     code = f"import sys, tf_ipu_dp.{name}; print(*set(sys.modules) & set({HEAVY}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -108,7 +109,7 @@ def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
             words += rng.choice([[f"{flag}={value}"], [flag, value], [flag], [value], [f"-{name}={value}"]])
         try:
             cfg = config.parse(words)
-            run = plan.plan_run(cfg, config.DATASETS[cfg.dataset])
+            run = plan.plan_run(cfg, config.DATASETS.get(cfg.dataset, config.DATASETS["mnist"]))
         except cli.UsageError as error:
             refusals += 1
             assert error.sentences and all(error.sentences)
@@ -133,8 +134,13 @@ def test_the_reference_run_over_two_stages_and_eight_replicas_has_three_executio
     assert run.batch.global_batch_size == 4096
     assert (run.epochs.updates_per_epoch, run.epochs.executions_per_epoch) == (12, 3)
     assert run.epochs.dropped_samples_per_epoch == 50_000 - 12 * 4096
-    steps = {"steps_per_execution": 32, "steps_per_epoch": 192, "last_epoch_steps": 192, "validation_steps": 64}
-    assert run.keras == plan.KerasSteps(**steps)
+    assert run.keras == plan.KerasSteps(
+        steps_per_execution=32,
+        steps_per_epoch=192,
+        last_epoch_steps=192,
+        validation_steps=40,
+        validation_steps_per_execution=20,
+    )
 
 
 def test_a_global_batch_that_does_not_divide_names_the_nearest_and_the_micro_batches_that_do():
@@ -242,8 +248,8 @@ def test_a_batch_too_large_for_the_data_set_keeps_as_many_replicas_as_it_can():
 
 
 def test_the_largest_job_that_can_be_asked_for_is_planned_without_listing_it():
-    words = ("--ipus=1048576", "--pipeline_stages=1048576", "--pipeline_schedule=sequential")
-    assert len(plan_words(*words).topology.replica(0).ipu_ids) == 2**20
+    run = plan_words("--ipus=1048576", "--micro_batch_size=1", "--dataset=imagenet2012")
+    assert run.topology.replica(2**20 - 1).ipu_ids == range(2**20 - 1, 2**20)
 
 
 def test_named_hosts_are_cut_to_the_number_that_works():
@@ -253,3 +259,64 @@ def test_named_hosts_are_cut_to_the_number_that_works():
 def test_validation_shards_differ_by_one_sample_at_most():
     shards = [len(plan.Validation(10, 4, 4).shard(instance)) for instance in range(4)]
     assert sum(shards) == 10 and max(shards) - min(shards) == 1
+
+
+def test_a_model_is_cut_where_the_work_is_even_or_where_it_is_said():
+    run = plan_words("--ipus=2", "--pipeline_stages=2", "--model=resnet50")
+    assert abs(run.model.share(0) - 0.5) < 0.05
+    given = plan_words("--ipus=2", "--pipeline_splits=conv2_block2", "--model=resnet50")
+    assert [blocks[0].name for blocks in given.model.stages] == ["stem", "conv2_block2"]
+    assert given.topology.pipeline_stages == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--pipeline_stages=8", "--ipus=8", "--model=mlp"], "Use --pipeline_stages=4, or --model=resnet20."),
+        (["--pipeline_stages=2", "--ipus=2", "--pipeline_splits=a,b"], "makes 3 stages, but --pipeline_stages=2"),
+        (["--ipus=2", "--pipeline_splits=nope", "--model=resnet8"], "resnet8 has no block 'nope'"),
+        (["--device_iterations=4", "--checkpoint_every=6"], "Use --checkpoint_every=4 or 8, or leave"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_model_or_the_executions_is_refused(words, text):
+    assert text in str(refusal(*words))
+
+
+def test_images_that_are_too_small_for_the_models_are_refused():
+    tiny = dataclasses.replace(config.DATASETS["mnist"], height=16, width=16)
+    with pytest.raises(plan.PlanError, match="16 x 16; models take 28 x 28 or more. Add --image_size=28"):
+        plan.plan_run(parse(), tiny)
+
+
+def test_batch_norm_in_a_pipeline_is_noted_and_group_norm_is_the_default_there():
+    pipelined = ("--ipus=2", "--pipeline_stages=2")
+    assert plan_words().model.architecture.norm == "batch"
+    assert plan_words(*pipelined).model.architecture.norm == "group" and not plan_words(*pipelined).notes
+    assert "Use --norm=group" in plan_words(*pipelined, "--norm=batch").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ([], 0.05),
+        (["--optimizer=adam"], 0.001),
+        (["--learning_rate=0.2", "--lr_scaling=linear"], 0.8),
+        (["--learning_rate=0.2", "--lr_scaling=sqrt"], 0.4),
+        (["--learning_rate=0.2", "--lr_scaling=linear", "--lr_base_batch=1024"], 0.2),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_is_resolved_from_the_global_batch(words, rate):
+    assert plan_words("--ipus=8", "--micro_batch_size=128", *words).recipe.learning_rate == pytest.approx(rate)
+
+
+def test_warm_up_drops_and_loss_scaling_are_resolved():
+    run = plan_words("--ipus=8", "--lr_schedule=step", "--epochs=10")
+    assert run.epochs.updates_per_epoch == 32
+    assert (run.recipe.warmup_updates, run.recipe.drops, run.recipe.loss_scale) == (16, (160, 240), 1.0)
+    run = plan_words("--ipus=8", "--lr_schedule=step", "--lr_drop_epochs=1,2.5", "--warmup_epochs=2", "--epochs=4")
+    assert (run.recipe.warmup_updates, run.recipe.drops) == (64, (32, 80))
+    assert plan_words("--precision=16.16").recipe.loss_scale == 128
+    assert plan_words("--precision=16.32", "--loss_scaling=dynamic").recipe.loss_scale is None
+    assert plan_words("--epochs=10steps").recipe.warmup_updates == 1

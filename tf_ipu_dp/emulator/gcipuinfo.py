@@ -86,7 +86,8 @@ class gcipuinfo:  # noqa: N801
         busy = meter.busy_until(now)
         key = (owner.pid, meter.attached)
         looked, was_busy = self._looks.get(key, (meter.attached, 0.0))
-        self._looks[key] = (now, busy)
+        # Waiting that shows late takes work back that was told already: the next looks tell less, not this one alone.
+        self._looks[key] = (now, max(busy, was_busy))
         return _share(busy - was_busy, now - looked), _share(busy, now - meter.attached)
 
     def checkHealthOfDevices(self) -> str:  # noqa: N802

@@ -23,11 +23,14 @@ def extend_tensorflow() -> None:
 
 def seconds_waited() -> float:
     """Returns the seconds of waiting since it was asked last."""
-    if not _waited:
-        return 0.0
-    total = float(_waited[0].numpy())
-    seconds, _told[0] = total - _told[0], total
+    seconds = seconds_waited_so_far()
+    _told[0] += seconds
     return seconds
+
+
+def seconds_waited_so_far() -> float:
+    """Returns the same, and goes on counting from where it did."""
+    return float(_waited[0].numpy()) - _told[0] if _waited else 0.0
 
 
 def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = None) -> Any:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 DEFAULT_IPUS = 64
 _LOCK = "partition.lock"
@@ -90,8 +90,9 @@ class Attachment:
         self.device = device
         self._partition, self._path, self._handle = partition, path, handle
 
-    def begin_execution(self) -> None:
-        """Says that the IPUs start to work."""
+    def begin_execution(self, waited: Callable[[], float] = float) -> None:
+        """Says that the IPUs start to work. While they do, `waited` tells for how long they have waited."""
+        _WAITED[self._path] = waited
         self._write(dataclasses.replace(_METERS[self._path], executing_since=time.monotonic()))
 
     def end_execution(self, waited: float) -> None:
@@ -114,6 +115,7 @@ class Attachment:
                 self._path.unlink()
             _HELD.pop(self._path, None)
             _METERS.pop(self._path, None)
+            _WAITED.pop(self._path, None)
             os.close(self._handle)
             self._handle = -1
 
@@ -122,6 +124,7 @@ class Attachment:
 # opened again; and unlike flock it is not inherited by forked workers, which may outlive the owner.
 _HELD: Dict[Path, Owner] = {}
 _METERS: Dict[Path, Meter] = {}
+_WAITED: Dict[Path, Callable[[], float]] = {}
 _NUMBERS = itertools.count()
 
 
@@ -226,7 +229,7 @@ class Partition:
         found = []
         for path in sorted(self.folder.glob("owner-*.json")):
             own = _HELD.get(path)
-            one = (own, _METERS[path]) if own and own.pid == os.getpid() else self._read_foreign(path)
+            one = (own, _own_meter(path)) if own and own.pid == os.getpid() else self._read_foreign(path)
             if one:
                 found.append(one)
         return found
@@ -252,6 +255,12 @@ class Partition:
             return None
         finally:
             os.close(handle)
+
+
+def _own_meter(path: Path) -> Meter:
+    """Returns the meter without the waiting of a running execution, which other processes learn when it ends."""
+    meter = _METERS[path]
+    return dataclasses.replace(meter, busy=meter.busy - _WAITED[path]()) if meter.executing_since else meter
 
 
 def _lock_in_time(handle: int, path: Path) -> None:

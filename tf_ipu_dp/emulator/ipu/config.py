@@ -242,7 +242,7 @@ class ConfiguredSystem:
     def executing(self) -> Iterator[None]:
         """Inside, the devices are at work, but for the time that they wait for input."""
         for attachment in self._attachments:
-            attachment.begin_execution()
+            attachment.begin_execution(infeeds.seconds_waited_so_far)
         try:
             yield
         finally:

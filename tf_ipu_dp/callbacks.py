@@ -1,0 +1,52 @@
+"""Keras's callbacks as the trainer needs them: one call after every execution, with its times and its logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """One call into the device."""
+
+    began_s: float  # of the clock
+    ended_s: float
+    idle_s: float  # since the previous execution, or since fit was called
+    logs: Dict[str, float]  # running means since fit was called
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+
+class AfterExecution(tf.keras.callbacks.Callback):
+    """Calls `after` once per execution; fit stops when it answers False."""
+
+    # Keras keeps what a callback of this kind reads on the host, with no copy per batch.
+    _supports_tf_logs = False
+
+    def __init__(self, after: Callable[[Execution], bool], clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
+        self._after = after
+        self._clock = clock
+        self._left = clock()
+        self._began: Optional[float] = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._left = self._clock()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._began = self._clock()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        now = self._clock()
+        began = self._left if self._began is None else self._began
+        values = {name: float(value) for name, value in (logs or {}).items()}
+        if not self._after(Execution(began, now, began - self._left, values)):
+            self.model.stop_training = True
+        self._left = now
+        self._began = None

@@ -1,0 +1,764 @@
+"""Puts one run together: device, model, data, steps, checkpoints, validation, result. Decides nothing of the plan.
+
+Written against the SDK's API alone; what it is given may be the Poplar SDK or the emulator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ipu_dp import (
+    __version__,
+    callbacks,
+    checkpoints,
+    cli,
+    data,
+    models,
+    optimizers,
+    progress,
+    report,
+    run_folder,
+    telemetry,
+)
+from tf_ipu_dp.config import TrainConfig
+from tf_ipu_dp.plan import RunPlan
+from tf_ipu_dp.sdk import Sdk, read_executable_cache
+
+_POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
+# Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
+_TIED = (
+    "model", "norm", "precision", "dataset", "image_size", "augment", "seed", "global_batch_size", "optimizer",
+    "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "momentum", "weight_decay", "l2",
+    "label_smoothing", "reduction",
+)  # fmt: skip
+_TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
+_PREFETCH_DEPTH = 3
+# Beside checkpoints and export: metrics, TensorBoard, small files.
+_ROOM_BYTES = 32 * 2**20
+
+
+class TrainingError(cli.UsageError):
+    """A run that cannot go on. The text is shown to the user as is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """A model on its device, and what belongs to its training."""
+
+    model: Any
+    evaluator: Any  # the same layers, with executions of the validation's length
+    schedule: Any
+    state: Any  # all that changes: weights, optimizer, loss scale
+
+    def variables(self) -> Tuple[Tuple[str, Tuple[int, ...], str], ...]:
+        """Returns the names, shapes and types of the weights."""
+        return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
+
+
+def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO, width: int) -> int:
+    """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code."""
+    began = time.perf_counter()
+    speaker = progress.Speaker(stderr)
+    folder = run_folder.open_folder(
+        cfg.run_dir,
+        name=f"{cfg.model}-{cfg.dataset.replace('/', '-')}",
+        now=datetime.now(),
+        needed_bytes=_needed_bytes(cfg, run),
+    )
+    try:
+        with _Interrupts(speaker) as interrupts:
+            return _Trainer(cfg, run, sdk, folder, speaker, interrupts, began).run(stdout, width)
+    except (cli.UsageError, KeyboardInterrupt):
+        raise
+    except checkpoints.CheckpointError as error:
+        raise TrainingError(str(error)) from error
+    except tf.errors.OpError as error:
+        folder.write_error(0, traceback.format_exc())
+        raise TrainingError(
+            f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
+            f"All of it is in {folder.errors}; the run goes on from its last checkpoint with --run_dir={folder.path}."
+        ) from error
+    except BaseException:
+        folder.write_error(0, traceback.format_exc())
+        raise
+
+
+def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
+    """Measures the newest good checkpoint of a run on every validation sample."""
+    speaker = progress.Speaker(stderr)
+    if cfg.run_dir is None:
+        raise cli.UsageError("--evaluate needs the run whose checkpoint is to be measured. Add --run_dir=runs/NAME.")
+    store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, speaker.warn)
+    found = store.newest()
+    if found is None:
+        raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
+    learner = make_learner(cfg, run, sdk)
+    _restore(learner, found, cfg, run, _TIED_FOR_EVALUATION, whole=False)
+    source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    with speaker.waiting(f"evaluating step {found.manifest.step:,}"):
+        scores = measure(learner, source, cfg, run)
+    if cfg.json:
+        value = {"schema": 1, "checkpoint": str(found.path), "step": found.manifest.step}
+        stdout.write(_json_line({**value, **dataclasses.asdict(scores)}))
+    else:
+        stdout.write(f"{found.path}: {_score_words(scores)}\n")
+    return 0
+
+
+def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
+    """Measures the input alone and the model alone, and says whether the one can feed the other."""
+    speaker = progress.Speaker(stderr)
+    source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    per_update = run.batch.accumulation * run.topology.local_replicas
+    dataset = _training_data(source, cfg, run, 0, run.epochs.updates)
+    elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
+    with speaker.waiting("loading"):
+        rate = data.measure(dataset, sdk.ipu, elements=elements, samples_per_element=run.batch.micro_batch_size)
+    learner = make_learner(cfg, run, sdk)
+    iterations = run.keras.steps_per_execution * run.topology.local_replicas
+    same = dataset.take(1).cache().repeat()
+    times: List[float] = []
+    enough = callbacks.AfterExecution(lambda done: times.append(done.seconds) or sum(times[1:]) < 3.0)  # type: ignore[func-returns-value]
+    with speaker.waiting("computing"):
+        learner.model.fit(same, epochs=1, steps_per_epoch=50 * iterations, callbacks=[enough], verbose=0)
+    samples = run.batch.global_batch_size // run.topology.instances * run.epochs.device_iterations
+    needed = samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan
+    value = {
+        "schema": 1,
+        "input_samples_per_s": rate.samples_per_s,
+        "input_bytes_per_s": rate.bytes_per_s,
+        "model_samples_per_s": needed,
+        "feeds": rate.samples_per_s >= needed,
+    }
+    if cfg.json:
+        stdout.write(_json_line(value))
+        return 0
+    ratio = rate.samples_per_s / needed
+    verdict = (
+        f"The input can feed the model {ratio:.1f} times over."
+        if ratio >= 1
+        else f"The input cannot feed the model: it is {1 / ratio:.1f} times slower. {_input_advice(cfg)}"
+    )
+    stdout.write(
+        f"input  {rate.samples_per_s:,.0f} samples/s  {rate.bytes_per_s / 1e6:,.1f} MB/s\n"
+        f"model  {needed:,.0f} samples/s\n{verdict}\n"
+    )
+    return 0
+
+
+def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
+    """Attaches the IPUs and makes the model, its optimizer and its options on them."""
+    _seed_everything(cfg)
+    strategy, distributed = _attach(cfg, run, sdk)
+    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+    recipe, batch, topology = run.recipe, run.batch, run.topology
+    tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
+    scale, method = optimizers.gradient_scale(
+        recipe.reduction,
+        replicas=topology.replicas,
+        local_replicas=topology.local_replicas,
+        accumulation=batch.accumulation,
+        distributed=distributed,
+    )
+    with strategy.scope():
+        model = models.make_model(
+            run.model.architecture,
+            eight_bit_input=cfg.eight_bit_io,
+            mean=run.dataset.mean,
+            deviation=run.dataset.deviation,
+        )
+        evaluator = tf.keras.Model(model.inputs, model.outputs)
+        optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
+        model.compile(
+            optimizer=optimizer,
+            loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
+            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            steps_per_execution=run.keras.steps_per_execution,
+        )
+        evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
+        for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
+            _set_options(each, cfg, run, sdk, accumulation, method)
+    return Learner(
+        model=model,
+        evaluator=evaluator,
+        schedule=optimizers.Schedule.from_recipe(recipe),
+        state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
+    )
+
+
+def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan, instance: int = 0) -> report.Scores:
+    """Returns the scores over every validation sample, each counted once, whatever the replicas."""
+    dataset = data.make_validation(
+        source,
+        run,
+        instance=instance,
+        eight_bit_io=cfg.eight_bit_io,
+        prefetch=cfg.prefetch,
+        dtype=_input_dtype(run),
+    )
+    logits = np.asarray(learner.evaluator.predict(dataset, steps=run.keras.validation_steps), np.float64)
+    labels = data.labels_of_validation(source, run, instance)
+    return score(logits[: len(labels)], labels)
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> report.Scores:
+    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first counts as the higher."""
+    rows = np.arange(len(labels))
+    highest = logits.max(axis=1, keepdims=True)
+    own = logits[rows, labels]
+    losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - own
+    columns = np.arange(logits.shape[1])
+    above = logits > own[:, None]
+    equal_before = (logits == own[:, None]) & (columns < labels[:, None])
+    rank = (above | equal_before).sum(axis=1)
+    # A NaN is above nothing; a sample without a finite own logit is not right.
+    right = np.isfinite(own)
+    count = len(labels)
+    top1, top5 = (float((right & (rank < k)).sum() / count) for k in (1, 5))
+    return report.Scores(samples=count, loss=float(losses.mean()), top1=top1, top5=top5)
+
+
+class _Trainer:
+    """One run from its first to its last step."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        run: RunPlan,
+        sdk: Sdk,
+        folder: run_folder.RunFolder,
+        speaker: progress.Speaker,
+        interrupts: _Interrupts,
+        began: float,
+    ) -> None:
+        self.cfg, self.plan, self.sdk, self.folder = cfg, run, sdk, folder
+        self.speaker, self.interrupts, self.began = speaker, interrupts, began
+        self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, speaker.warn)
+        self.step = 0
+        self.saved_step = 0
+        self.compile_s = self.executing_s = self.between_s = self.evaluation_s = 0.0
+        self.busy_s = self.watched_s = 0.0
+        self.waited_s: Optional[float] = None
+        self.timed_samples = 0
+        self.compiled = False
+        self.scores: Optional[report.Scores] = None
+        self.cache = read_executable_cache(os.environ)
+        self.cached = self._executables()
+        self.failure: Optional[str] = None
+        self._window = _Window()
+
+    def run(self, stdout: TextIO, width: int) -> int:
+        """Returns the exit code: 0, 1 after a NaN, or 128 and the signal."""
+        cfg, run = self.cfg, self.plan
+        self.speaker.say(_version_line(run, self.sdk))
+        self.speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
+        resumed = self._find_checkpoint()
+        self.source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+        self.learner = make_learner(cfg, run, self.sdk)
+        if resumed:
+            _restore(self.learner, resumed, cfg, run, _TIED, whole=True)
+            self.step = self.saved_step = resumed.manifest.step
+            self.speaker.say(f"going on from step {self.step:,} ({resumed.path})")
+        self.store.drop_after(self.step)
+        self.folder.write_start(cfg, cfg.flag_lines(), report.render_json(run))
+        self.folder.truncate_metrics(after_step=self.step)
+        self.board = tf.summary.create_file_writer(str(self.folder.tensorboard))
+        self.sampler = telemetry.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
+        self.sampler.start()
+        try:
+            finished = self.step >= run.epochs.updates
+            if resumed and (finished or (self._at_end_of_epoch() and not self._validated(self.step))):
+                self._validate()
+            while self.step < run.epochs.updates and not self._stopping():
+                self._train_to_end_of_epoch()
+                if not self._stopping() and self._at_end_of_epoch():
+                    self._validate()
+        finally:
+            self.sampler.stop()
+            self.board.close()
+        if self.failure:
+            raise TrainingError(self.failure)
+        if cfg.export and not self._stopping():
+            with self.speaker.waiting("exporting"):
+                self._export()
+        result = self._result()
+        self.folder.write_result(report.result_value(result))
+        stdout.write(_json_line(report.result_value(result)) if cfg.json else report.render_result(result, width))
+        return 128 + self.interrupts.signal if self.interrupts.signal else 0
+
+    def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
+        found = self.store.newest()
+        if found is None:
+            return None
+        if not self.cfg.resume:
+            raise cli.UsageError(
+                f"--noresume would start over in {self.folder.path}, which has a checkpoint of step "
+                f"{found.manifest.step:,}. Use another --run_dir, or leave --noresume out."
+            )
+        return found
+
+    def _stopping(self) -> bool:
+        return bool(self.failure or self.interrupts.signal)
+
+    def _at_end_of_epoch(self) -> bool:
+        return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
+
+    def _train_to_end_of_epoch(self) -> None:
+        run = self.plan
+        per_epoch = run.epochs.updates_per_epoch
+        epoch = self.step // per_epoch
+        end = min((epoch + 1) * per_epoch, run.epochs.updates)
+        micro_batches = (end - self.step) * run.batch.accumulation * run.topology.local_replicas
+        self._epoch = epoch
+        self._epoch_end = end
+        self._first_step = self.step
+        self._window = _Window()
+        dataset = _training_data(self.source, self.cfg, run, self.step, end)
+        callback = callbacks.AfterExecution(self._after_execution)
+        fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
+        self._watch()
+        if not self.compiled:
+            self._compiling = self.speaker.waiting("compiling")
+            self._compiling.__enter__()
+            self._fit_began = time.perf_counter()
+        else:
+            self.speaker.begin_epoch(epoch + 1, end - epoch * per_epoch, self.step - epoch * per_epoch)
+        try:
+            self.learner.model.fit(dataset, callbacks=[callback], **fit)
+        finally:
+            if not self.compiled:
+                self._compiling.__exit__(None, None, None)
+            self.speaker.end_epoch()
+        self.board.flush()
+
+    def _after_execution(self, execution: callbacks.Execution) -> bool:
+        """Returns whether to go on."""
+        run = self.plan
+        updates = run.epochs.device_iterations
+        self.step += updates
+        loss, accuracy = execution.logs.get("loss", math.nan), execution.logs.get("accuracy", math.nan)
+        samples = 0
+        if not self.compiled:
+            self._finish_compiling(execution)
+        else:
+            samples = updates * run.batch.global_batch_size
+            self.executing_s += execution.seconds
+            self.between_s += execution.idle_s
+            self.timed_samples += samples
+        if not math.isfinite(loss):
+            self.failure = self._not_finite()
+            return False
+        self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
+        self.speaker.advance(updates, loss, accuracy)
+        at_end = self.step >= self._epoch_end
+        if at_end or self.step % run.log_every < updates:
+            self._log()
+        due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
+        if due or self.interrupts.signal:
+            self._save()
+        return not self._stopping()
+
+    def _finish_compiling(self, execution: callbacks.Execution) -> None:
+        self.compiled = True
+        self.compile_s = execution.ended_s - self._fit_began
+        self._compiling.__exit__(None, None, None)
+        self._report_cache()
+        per_epoch = self.plan.epochs.updates_per_epoch
+        first = self._epoch * per_epoch
+        self.speaker.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
+        self._watch()
+
+    def _report_cache(self) -> None:
+        if self.cache is None:
+            return
+        if self._executables() - self.cached:
+            self.speaker.say(f"executable cache: miss, compiled and kept in {self.cache}")
+        elif self.cached:
+            self.speaker.say(f"executable cache: hit in {self.cache}")
+        else:
+            self.speaker.say(f"executable cache: not used, there was nothing to compile ({self.cache} is empty)")
+
+    def _executables(self) -> Set[Path]:
+        return set(self.cache.glob("**/*.poplar_exec")) if self.cache else set()
+
+    def _watch(self) -> telemetry.Usage:
+        """Returns how busy the IPUs were since the last call."""
+        return self.sampler.mark(time.monotonic())
+
+    def _not_finite(self) -> str:
+        before = self.step - self.plan.epochs.device_iterations
+        last = (
+            f"The last good checkpoint is of step {self.saved_step:,}."
+            if self.saved_step
+            else "No checkpoint was made."
+        )
+        advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
+        return (
+            f"The loss became NaN or infinite between steps {before:,} and {self.step:,}. {last} "
+            f"Lower --learning_rate (it rises to {self.plan.recipe.learning_rate:g}), or {advice}."
+        )
+
+    def _log(self) -> None:
+        run = self.plan
+        window = self._window.take()
+        usage = self._watch()
+        waited = None
+        if usage.utilisation_pct is not None and window.seconds:
+            waited = max(window.executing_s - usage.seconds * usage.utilisation_pct / 100, 0.0)
+            self.waited_s = (self.waited_s or 0.0) + waited
+            self.watched_s += usage.seconds
+            self.busy_s += usage.seconds * usage.utilisation_pct / 100
+        rate = window.samples / window.seconds if window.seconds else None
+        learning_rate = float(self.learner.schedule(tf.constant(self.step - 1)))
+        record: Dict[str, Any] = {
+            "kind": "train",
+            "step": self.step,
+            "epoch": self.step / run.epochs.updates_per_epoch,
+            "loss": window.loss,
+            "accuracy": window.accuracy,
+            "learning_rate": learning_rate,
+            "samples_per_s": rate,
+            "input_wait_s": waited,
+            "elapsed_s": time.perf_counter() - self.began,
+            "ipu_utilisation_pct": {str(ipu): percent for ipu, percent in usage.per_ipu_pct.items()},
+        }
+        self.folder.append_metrics(record)
+        self._to_board(record)
+        left = run.epochs.updates - self.step
+        eta = f"  eta {progress.render_duration(left * run.batch.global_batch_size / rate)}" if rate else ""
+        speed = f"  {rate:,.0f} samples/s ({rate / run.topology.replicas:,.0f} per replica)" if rate else ""
+        width = len(f"{run.epochs.updates}")
+        self.speaker.log(
+            f"step {self.step:{width}}/{run.epochs.updates}  loss {window.loss:.4f}  accuracy {window.accuracy:.3f}"
+            f"{speed}{eta}"
+        )
+
+    def _to_board(self, record: Dict[str, Any]) -> None:
+        kind = record["kind"]
+        with self.board.as_default(step=record["step"]):
+            for name, value in record.items():
+                if isinstance(value, float):
+                    tf.summary.scalar(f"{kind}/{name}", value)
+                elif isinstance(value, dict):
+                    for key, each in value.items():
+                        if each is not None:
+                            tf.summary.scalar(f"{kind}/{name}/{key}", each)
+
+    def _save(self) -> None:
+        if self.step == self.saved_step:
+            return
+        run = self.plan
+        per_epoch = run.epochs.updates_per_epoch
+        epoch, update = divmod(self.step, per_epoch)
+        manifest = checkpoints.Manifest(
+            step=self.step,
+            epoch=epoch,
+            samples_into_epoch=update * run.batch.global_batch_size,
+            flags=_resolved_flags(self.cfg, run),
+            plan=json.loads(report.render_json(run)),
+            variables=self.learner.variables(),
+            # Order and augmentation are functions of these; nothing else is drawn once the weights are there.
+            random_state={"seed": self.cfg.seed, "epoch": epoch, "update": update},
+            versions=_versions(self.sdk),
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+        self.store.save(manifest, lambda prefix: self.learner.state.write(str(prefix)))
+        self.saved_step = self.step
+
+    def _validated(self, step: int) -> bool:
+        return any(each.get("kind") == "validation" and each.get("step") == step for each in self.folder.read_metrics())
+
+    def _validate(self) -> None:
+        began = time.perf_counter()
+        self.scores = measure(self.learner, self.source, self.cfg, self.plan)
+        seconds = time.perf_counter() - began
+        self.evaluation_s += seconds
+        record = {
+            "kind": "validation",
+            "step": self.step,
+            "epoch": self.step / self.plan.epochs.updates_per_epoch,
+            "loss": self.scores.loss,
+            "accuracy": self.scores.top1,
+            "top5": self.scores.top5,
+            "seconds": seconds,
+        }
+        if not self._validated(self.step):
+            self.folder.append_metrics(record)
+            self._to_board(record)
+        self.speaker.say(f"validation after step {self.step:,}: {_score_words(self.scores)}")
+
+    def _export(self) -> None:
+        run = self.plan
+        tf.keras.mixed_precision.set_global_policy("float32")
+        plain = models.make_export_model(
+            self.learner.model, run.model.architecture, run.dataset.mean, run.dataset.deviation
+        )
+        fresh = self.folder.path / ".export"
+        shutil.rmtree(fresh, ignore_errors=True)
+        plain.save(str(fresh), save_format="tf", include_optimizer=False)
+        shutil.rmtree(self.folder.export, ignore_errors=True)
+        fresh.rename(self.folder.export)
+
+    def _result(self) -> report.RunResult:
+        run = self.plan
+        times = report.Times(
+            total_s=time.perf_counter() - self.began,
+            compile_s=self.compile_s,
+            executing_s=self.executing_s,
+            between_s=self.between_s,
+            evaluation_s=self.evaluation_s,
+            input_wait_s=self.waited_s,
+        )
+        stopped = None
+        if self.interrupts.signal:
+            name = signal.Signals(self.interrupts.signal).name
+            stopped = f"{name} after step {self.step:,}, saved. Go on with --run_dir={self.folder.path}."
+        verdict = report.judge(
+            times,
+            run.epochs.device_iterations,
+            run.epochs.updates_per_epoch,
+            self.cfg.prefetch,
+            self.cfg.eight_bit_io,
+        )
+        return report.RunResult(
+            run_dir=str(self.folder.path),
+            model=self.cfg.model,
+            dataset=self.cfg.dataset,
+            replicas=run.topology.replicas,
+            updates=self.step,
+            planned_updates=run.epochs.updates,
+            timed_samples=self.timed_samples,
+            times=times,
+            utilisation_pct=100 * self.busy_s / self.watched_s if self.watched_s else None,
+            scores=self.scores,
+            verdict=verdict,
+            stopped=stopped,
+        )
+
+
+class _Interrupts:
+    """Turns SIGINT and SIGTERM into a wish that is granted after the execution; a second one ends at once."""
+
+    def __init__(self, speaker: progress.Speaker) -> None:
+        self.signal = 0
+        self._speaker = speaker
+
+    def __enter__(self) -> _Interrupts:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: Optional[FrameType]) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        name = signal.Signals(number).name
+        self._speaker.warn(f"{name}: finishing the execution and saving; once more to stop at once.")
+
+
+class _Window:
+    """Means over the last steps, from Keras's means since fit was called."""
+
+    def __init__(self) -> None:
+        self._updates = 0
+        self._sums = (0.0, 0.0)
+        self._now: Tuple[int, Tuple[float, float]] = (0, (0.0, 0.0))
+        self.samples = 0
+        self.seconds = self.executing_s = 0.0
+        self.loss = self.accuracy = math.nan
+
+    def add(self, updates: int, means: Tuple[float, float], samples: int, execution: callbacks.Execution) -> None:
+        """Takes in one execution; `updates` and `means` count from fit's beginning. Without samples it is not timed."""
+        self._now = (updates, (means[0] * updates, means[1] * updates))
+        if samples:
+            self.samples += samples
+            self.seconds += execution.seconds + execution.idle_s
+            self.executing_s += execution.seconds
+
+    def take(self) -> _Window:
+        """Returns the means since the last call, and begins anew."""
+        done = _Window()
+        updates, sums = self._now
+        steps = max(updates - self._updates, 1)
+        done.loss, done.accuracy = ((now - before) / steps for now, before in zip(sums, self._sums))
+        done.samples, done.seconds, done.executing_s = self.samples, self.seconds, self.executing_s
+        self._updates, self._sums = updates, sums
+        self.samples, self.seconds, self.executing_s = 0, 0.0, 0.0
+        return done
+
+
+def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Tuple[Any, bool]:
+    """Returns the strategy, and whether it is PopDist's, which divides losses by all replicas."""
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.allow_recompute = cfg.recompute
+    if cfg.deterministic:
+        ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
+    distributed = bool(sdk.popdist.isPopdistEnvSet())
+    if distributed:
+        sdk.popdist.init()
+        importlib.import_module("popdist.tensorflow").set_ipu_config(
+            ipu_config, ipus_per_replica=run.topology.ipus_per_replica
+        )
+    else:
+        ipu_config.auto_select_ipus = run.topology.ipus_per_instance
+    try:
+        ipu_config.configure_ipu_system()
+    except tf.errors.OpError as error:
+        raise TrainingError(
+            f"--ipus={run.topology.ipus} cannot be attached: {_first_line(error.message).rstrip('.')}. "
+            "See who holds them with gc-monitor, or ask for fewer."
+        ) from error
+    if distributed:
+        strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
+        return strategies.PopDistStrategy(), True
+    return sdk.ipu.ipu_strategy.IPUStrategy(), False
+
+
+def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
+    topology = run.topology
+    model.set_replication_options(replicated_metric_reduction_method="MEAN")
+    model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
+    if topology.pipeline_stages == 1:
+        model.set_gradient_accumulation_options(
+            gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+        )
+        return
+    models.assign_stages(model, run.model.stages)
+    model.set_pipelining_options(
+        gradient_accumulation_steps_per_replica=accumulation,
+        gradient_accumulation_reduction_method=method,
+        pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+    )
+
+
+def _seed_everything(cfg: TrainConfig) -> None:
+    random.seed(cfg.seed)
+    np.random.seed(cfg.seed % 2**32)
+    tf.random.set_seed(cfg.seed)
+    if cfg.deterministic:
+        os.environ["TF_DETERMINISTIC_OPS"] = "1"
+        enable = getattr(tf.config.experimental, "enable_op_determinism", None)
+        if enable is not None:
+            enable()
+
+
+def _training_data(source: data.Source, cfg: TrainConfig, run: RunPlan, first: int, last: int) -> Any:
+    return data.make_training(
+        source,
+        run,
+        instance=0,
+        first_update=first,
+        last_update=last,
+        seed=cfg.seed,
+        augment=run.augment,
+        eight_bit_io=cfg.eight_bit_io,
+        prefetch=cfg.prefetch,
+        deterministic=cfg.deterministic,
+        dtype=_input_dtype(run),
+    )
+
+
+def _restore(
+    learner: Learner,
+    found: checkpoints.Checkpoint,
+    cfg: TrainConfig,
+    run: RunPlan,
+    tied: Sequence[str],
+    whole: bool,
+) -> None:
+    """Reads a checkpoint into the learner: all of it, or the weights alone."""
+    differences = checkpoints.differences(found.manifest, _resolved_flags(cfg, run), learner.variables(), tied)
+    if differences:
+        raise cli.UsageError(
+            f"{found.path} does not fit: {'; '.join(differences)}. Use the run's own flags "
+            f"(--flagfile={found.path.parent.parent / 'run.flags'}), or another --run_dir."
+        )
+    state = learner.state if whole else tf.train.Checkpoint(model=learner.model)
+    status = state.read(str(found.prefix))
+    status.assert_existing_objects_matched()
+    if not whole:
+        status.expect_partial()
+
+
+def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
+    """Returns the flags as texts, with what the plan resolved in the place of what was left open."""
+    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    values.update(
+        norm=run.model.architecture.norm,
+        image_size=run.dataset.height,
+        augment=run.augment,
+        global_batch_size=run.batch.global_batch_size,
+        learning_rate=run.recipe.learning_rate,
+    )
+    return {name: cli.typed(value) for name, value in values.items() if value is not None}
+
+
+def _versions(sdk: Sdk) -> Dict[str, str]:
+    return {
+        "tf_ipu_dp": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "tensorflow": tf.__version__,
+        "numpy": np.__version__,
+        "sdk": sdk.name,
+    }
+
+
+def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
+    """Weights and up to two slots for each, in every checkpoint that is kept and the one being written; the export."""
+    copies = {"sgd": 2, "lars": 2, "adam": 3}[cfg.optimizer]
+    return 4 * run.model.architecture.parameters * (copies * (cfg.keep_checkpoints + 1) + cfg.export) + _ROOM_BYTES
+
+
+def _input_dtype(run: RunPlan) -> str:
+    return "float32" if run.recipe.precision == "32.32" else "float16"
+
+
+def _input_advice(cfg: TrainConfig) -> str:
+    if not cfg.prefetch:
+        return "Add --prefetch."
+    return "Use more --instances." if cfg.eight_bit_io else "Add --eight_bit_io."
+
+
+def _version_line(run: RunPlan, sdk: Sdk) -> str:
+    topology, batch = run.topology, run.batch
+    instances = f"{topology.instances} instances x " if topology.instances > 1 else ""
+    return (
+        f"tf_ipu_dp {__version__}  {sdk.title}  {instances}{cli.count(topology.local_replicas, 'replica')}  "
+        f"micro batch {batch.micro_batch_size} x {cli.count(topology.replicas, 'replica')} x accumulation "
+        f"{batch.accumulation} = global batch {batch.global_batch_size}"
+    )
+
+
+def _score_words(scores: report.Scores) -> str:
+    return (
+        f"loss {scores.loss:.4f}  accuracy {100 * scores.top1:.2f} %  top 5 {100 * scores.top5:.2f} %  "
+        f"({scores.samples:,} samples)"
+    )
+
+
+def _json_line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value) + "\n"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
