@@ -20,6 +20,7 @@ HEAD = "predictions"
 
 _MLP_UNITS = (256, 256, 256)
 _CNN_FILTERS = (16, 32, 64)
+_CNN_UNITS = 128
 _CIFAR_FILTERS = (16, 32, 64)
 _CIFAR_DEPTHS = {f"resnet{depth}": depth for depth in (8, 20, 32, 44, 56)}
 _IMAGENET_FILTERS = (64, 128, 256, 512)
@@ -212,9 +213,13 @@ def _draw_cnn(drawing: _Drawing) -> None:
         drawing.block(f"conv{number}")
         _draw_conv(drawing, f"conv{number}", filters, 3)
         drawing.relu(f"conv{number}_relu")
-        drawing.max_pool(f"conv{number}_pool", 2)
+        if number < len(_CNN_FILTERS):
+            drawing.max_pool(f"conv{number}_pool", 2)
+    drawing.block("hidden")
+    drawing.flatten("flatten")
+    drawing.dense("hidden_dense", _CNN_UNITS)
+    drawing.relu("hidden_relu")
     drawing.block("head")
-    drawing.mean_pool("avg_pool")
 
 
 def _draw_cifar_resnet(drawing: _Drawing, blocks: int) -> None:

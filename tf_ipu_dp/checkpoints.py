@@ -306,5 +306,8 @@ def _by_name(variables: Iterable[Tuple[str, Tuple[int, ...], str]]) -> Dict[str,
 
 
 def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return " ".join(text.split()).rstrip(".")
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # TensorFlow puts the temporary file's path in front of the reason, and the operation's name after it.
+    message = " ".join(str(getattr(error, "message", error)).split())
+    return re.sub(r" \[Op:\w+\]$", "", message).split("; ")[-1]

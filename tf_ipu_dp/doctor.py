@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import platform
@@ -326,10 +325,6 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.sdk is None:
         return "Train would not start here."
     where = {"poplar": "on IPUs", "emulator": "on the emulator"}[diagnosis.sdk]
-    if importlib.util.find_spec("tf_ipu_dp.training") is None:
-        return (
-            f"This machine has all that training {where} takes. Version {__version__} itself only plans it (--dry_run)."
-        )
     return f"Train would start here, {where}."
 
 

@@ -110,12 +110,19 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         values = tf.cast(inputs, tf.float32)
-        shape = values.shape
-        grouped = tf.reshape(values, [-1, shape[1] * shape[2], self.groups, shape[3] // self.groups])
-        mean, variance = tf.nn.moments(grouped, [1, 3], keepdims=True)
-        y = (grouped - mean) * tf.math.rsqrt(variance + self.epsilon)
-        y = tf.reshape(y, tf.shape(values)) * self.gamma + self.beta
-        return tf.cast(y, self.compute_dtype)
+        # Pixels are added up per channel first, in the layout that they lie in; only then, on little data, channels
+        # per group. Moments of a five-dimensional view give the same and take half as long again.
+        centred = values - self._mean(values)
+        scale = self.gamma * tf.math.rsqrt(self._mean(tf.square(centred)) + self.epsilon)
+        return tf.cast(centred * scale + self.beta, self.compute_dtype)
+
+    def _mean(self, values: Any) -> Any:
+        """Returns the mean of each sample's groups, repeated for their channels."""
+        channels = values.shape[-1]
+        size = channels // self.groups
+        means = tf.reshape(tf.reduce_mean(values, [1, 2]), [-1, self.groups, size])
+        means = tf.repeat(tf.reduce_mean(means, 2), size, axis=1)
+        return tf.reshape(means, [-1, 1, 1, channels])
 
     def get_config(self) -> Dict[str, Any]:
         return {**super().get_config(), "groups": self.groups, "epsilon": self.epsilon}

@@ -69,7 +69,7 @@ class RunFolder:
             write_durably(self.plan_json, plan_json.rstrip("\n") + "\n")
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds one line of JSON with null for what is not a finite number; readers see the whole line or nothing."""
+        """Adds a line of JSON, with null for what is not a finite number; readers see it at once."""
         line = (json.dumps(_plain(record)) + "\n").encode()
         with _told(self.path):
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -137,7 +137,10 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     if closed:
         folder.close()
         raise cli.UsageError(f"{label} cannot be used ({closed[0].name} in it is not writable). {remedy}")
-    folder.truncate_metrics(sys.maxsize)  # cuts off what a crash has left of a line
+    # What a process that was killed has left: unfinished files, and the beginning of a line.
+    for unfinished in path.glob(".*.tmp") if handle else ():
+        unfinished.unlink()
+    folder.truncate_metrics(sys.maxsize)
     return folder
 
 

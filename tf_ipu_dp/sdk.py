@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, Mapping, MutableMapping, Optional
@@ -82,6 +83,8 @@ def _why_not_poplar() -> Optional[str]:
 def _emulator() -> Sdk:
     from tf_ipu_dp import emulator
 
+    if "--use_synthetic_data" in os.environ.get("TF_POPLAR_FLAGS", ""):
+        print("sdk: the emulator makes no data of its own; the host's synthetic data is used.", file=sys.stderr)
     emulator.install()
     return _modules("emulator")
 

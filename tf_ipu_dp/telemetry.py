@@ -13,10 +13,12 @@ import math
 import re
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 _SHORTEST_PERIOD_S = 1.0
 _LONGEST_WAIT_S = 2.0
+_PID = "user process id"
+_SILENT = "gcipuinfo does not answer"
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -87,7 +89,7 @@ def parse_device(mapping: Mapping[str, str]) -> Ipu:
         host_link_errors=_whole(mapping, "host link correctable error count"),
         link_errors=_whole(mapping, "link correctable error count"),
         user=_text(mapping, "user name"),
-        pid=_whole(mapping, "user process id"),
+        pid=_whole(mapping, _PID),
         executable=_text(mapping, "user executable"),
         start_time=_moment(mapping, "process start time"),
         replicas=_whole(mapping, "number of replicas"),
@@ -138,13 +140,9 @@ class Sampler:
 
     def look(self) -> None:
         """Asks the library once, as the thread does."""
-        if not self._guard.acquire(timeout=_LONGEST_WAIT_S):
-            self._problem = "gcipuinfo does not answer"
-            return
-        try:
-            self._look()
-        finally:
-            self._guard.release()
+        with self._turn() as granted:
+            if granted:
+                self._look()
 
     def latest(self) -> Tuple[Ipu, ...]:
         """Returns the IPUs of the process as the library told them last."""
@@ -152,15 +150,30 @@ class Sampler:
 
     def mark(self, now: Optional[float] = None) -> Usage:
         """Returns the usage since the previous mark; `now` is a time of the sampler's own clock."""
-        self.look()
+        busy: Dict[int, Tuple[float, float]] = {}
+        with self._turn() as granted:
+            if granted:
+                self._look()
+                busy, self._busy = self._busy, busy
         now = self._clock() if now is None else now
-        busy, self._busy = self._busy, {}
-        per_ipu: Dict[int, Optional[float]] = {ipu.id: None for ipu in self._ipus if ipu.id is not None}
-        per_ipu.update((number, weighted / seconds) for number, (weighted, seconds) in sorted(busy.items()))
-        total = sum(seconds for _, seconds in busy.values())
-        mean = sum(weighted for weighted, _ in busy.values()) / total if total else None
         seconds, self._marked = now - (now if self._marked is None else self._marked), now
+        per_ipu: Dict[int, Optional[float]] = {ipu.id: None for ipu in self._ipus if ipu.id is not None}
+        per_ipu.update((number, weighted / span) for number, (weighted, span) in busy.items())
+        total = sum(span for _, span in busy.values())
+        mean = sum(weighted for weighted, _ in busy.values()) / total if total else None
         return Usage(seconds, mean, per_ipu, self._ipus, self._problem)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Waits until the library is free, but only once for one that hangs."""
+        granted = self._guard.acquire(timeout=0 if self._problem == _SILENT else _LONGEST_WAIT_S)
+        if not granted:
+            self._problem = _SILENT
+        try:
+            yield granted
+        finally:
+            if granted:
+                self._guard.release()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):
@@ -168,6 +181,8 @@ class Sampler:
                 self.look()
 
     def _look(self) -> None:
+        if self._unusable:
+            return
         try:
             found = self._read()
         except Exception as error:
@@ -177,31 +192,34 @@ class Sampler:
         now = self._clock()
         span = now - self._looked if self._looked is not None else 0.0
         self._looked = now
-        self._ipus = tuple(ipu for ipu in found if ipu.pid == self._pid)
+        self._ipus = found
         self._problem = None if self._ipus else f"gcipuinfo shows no IPU of process {self._pid}"
         for ipu in self._ipus:
             if span > 0 and ipu.id is not None and ipu.utilisation_pct is not None:
                 weighted, seconds = self._busy.get(ipu.id, (0.0, 0.0))
                 self._busy[ipu.id] = (weighted + ipu.utilisation_pct * span, seconds + span)
 
-    def _read(self) -> List[Ipu]:
-        if self._unusable:
-            raise RuntimeError("it could not be started")
+    def _read(self) -> Tuple[Ipu, ...]:
         if self._inventory is None:
             inventory = self._library.gcipuinfo()
             inventory.setUpdateMode(True)
             self._inventory = inventory
-        return [parse_device({str(key): device[key] for key in device}) for device in self._inventory.getDevices()]
+        own = [device for device in self._inventory.getDevices() if _whole(device, _PID) == self._pid]
+        return tuple(map(parse_device, own))
+
+
+def _value(mapping: Mapping[str, str], key: str) -> Any:
+    return mapping[key] if key in mapping else None  # noqa: SIM401 a map of C++ may have no get
 
 
 def _text(mapping: Mapping[str, str], key: str) -> Optional[str]:
-    value = mapping.get(key)
+    value = _value(mapping, key)
     text = value.strip() if isinstance(value, str) else ""
     return text if text and text != "N/A" else None
 
 
 def _number(mapping: Mapping[str, str], key: str) -> Optional[float]:
-    return parse_number(mapping.get(key))
+    return parse_number(_value(mapping, key))
 
 
 def _whole(mapping: Mapping[str, str], key: str) -> Optional[int]:

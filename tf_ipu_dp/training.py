@@ -198,7 +198,7 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
     return Learner(
         model=model,
         evaluator=evaluator,
-        schedule=optimizers.Schedule.from_recipe(recipe),
+        schedule=optimizers.Schedule(recipe),
         state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
     )
 
@@ -213,7 +213,7 @@ def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPla
         prefetch=cfg.prefetch,
         dtype=_input_dtype(run),
     )
-    logits = np.asarray(learner.evaluator.predict(dataset, steps=run.keras.validation_steps), np.float64)
+    logits = np.asarray(learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0), np.float64)
     labels = data.labels_of_validation(source, run, instance)
     return score(logits[: len(labels)], labels)
 

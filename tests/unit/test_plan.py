@@ -95,13 +95,13 @@ def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_i
                     assert value is None or str(value) in str(problem)
 
 
-def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
+def test_thousands_of_random_command_lines_end_in_a_plan_or_in_sentences():
     rng = random.Random(20)
     names = [name for names in config.GROUPS.values() for name in names] + ["ipu", "flagfile", "nojson", "", "help_me"]
     values = ["0", "1", "2", "3", "8", "64", "-1", "3.5", "x", "", "1e3", "10" * 40, "9" * 5000, "a,b", ",", "200steps",
               "0steps", "grouped", "emulator", "true", "é", "\x00", "--", "cifar10", "mermaid", "²"]  # fmt: skip
     plans = refusals = 0
-    for _ in range(10_000):
+    for _ in range(3_000):
         words = []
         for _ in range(rng.randrange(6)):
             name, value = rng.choice(names), rng.choice(values)
@@ -117,7 +117,7 @@ def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
             plans += 1
             if run.topology.ipus < 10_000:
                 assert_obeys_the_rules(run)
-    assert plans > 100 and refusals > 1000
+    assert plans > 30 and refusals > 1000
 
 
 @pytest.mark.parametrize(("stages", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16)], ids=str)
@@ -285,7 +285,7 @@ def test_what_does_not_fit_the_model_or_the_executions_is_refused(words, text):
 
 def test_images_that_are_too_small_for_the_models_are_refused():
     tiny = dataclasses.replace(config.DATASETS["mnist"], height=16, width=16)
-    with pytest.raises(plan.PlanError, match="16 x 16; models take 28 x 28 or more. Add --image_size=28"):
+    with pytest.raises(plan.PlanError, match=r"16 x 16; models take 28 x 28 or more\. Add --image_size=28"):
         plan.plan_run(parse(), tiny)
 
 

@@ -1,0 +1,273 @@
+"""Training as a user starts it: real models, small data, real checkpoints, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SMALL = ("--model=mlp", "--dataset=synthetic", "--sdk=emulator", "--image_size=28")
+RUN = (*SMALL, "--ipus=4", "--micro_batch_size=16", "--device_iterations=4", "--epochs=2", "--deterministic")
+
+
+def environ(**more):
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **more}
+
+
+def start(*words, **more):
+    command = [sys.executable, "-m", "tf_ipu_dp.train", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(**more))
+
+
+def train(*words, **more):
+    command = [sys.executable, "-m", "tf_ipu_dp.train", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ(**more), timeout=300)
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(folder):
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def weights(folder, step=None):
+    """Returns the model's weights in the newest checkpoint, read by plain TensorFlow."""
+    import tensorflow as tf
+
+    step = step or steps_of(folder)[-1]
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"step-{step:08d}" / "state"))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
+    return {name: reader.get_tensor(name) for name in sorted(names)}
+
+
+def assert_same_bits(first, second):
+    assert first.keys() == second.keys() and first
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    done = train(*RUN, f"--run_dir={folder}", "--export", "--log_every=16")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole):
+    folder, done = whole
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
+        "config.json", "run.flags", "plan.json", "metrics.jsonl", "result.json", "checkpoints", "tensorboard", "export",
+    }  # fmt: skip
+    assert re.search(r"^compiling\.\.\. \d+ s$", done.stderr, re.MULTILINE)
+    line = r"^step 144/256  loss \d+\.\d{4}  accuracy \d\.\d{3}  [\d,]+ samples/s \([\d,]+ per replica\)  eta \d+ s$"
+    assert re.search(line, done.stderr, re.MULTILINE)
+    assert "\b" not in done.stderr and "\r" not in done.stderr
+    for row in ("Compiling", "Training", "Input wait", "Evaluation", "Other", "Throughput", "Accuracy"):
+        assert re.search(rf"^{row} +[\d.,]+  ", done.stdout, re.MULTILINE), row
+    assert "Held back by" in done.stdout
+    result = json.loads((folder / "result.json").read_text())
+    assert result["updates"] == 256 and result["validation"]["samples"] == 2048
+    assert result["validation"]["top1"] > 0.5 and 0 < result["utilisation_pct"] <= 100
+    seconds = result["seconds"]
+    parts = sum(seconds[name] for name in ("compile", "executing", "evaluation", "other"))
+    assert parts == pytest.approx(seconds["total"], rel=1e-3)
+    assert steps_of(folder) == [128, 256]
+
+
+@pytest.mark.slow
+def test_the_metrics_have_every_logged_step_and_every_validation(whole):
+    folder, _ = whole
+    found = records(folder)
+    trained = [record for record in found if record["kind"] == "train"]
+    assert [record["step"] for record in trained] == list(range(16, 257, 16))
+    keys = {"loss", "accuracy", "learning_rate", "samples_per_s", "input_wait_s", "ipu_utilisation_pct"}
+    assert all(keys <= set(record) for record in trained)
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    assert set(trained[-1]["ipu_utilisation_pct"]) == {"0", "1", "2", "3"}
+    assert [record["step"] for record in found if record["kind"] == "validation"] == [128, 256]
+    assert list((folder / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_the_export_is_loaded_and_asked_by_plain_tensorflow(whole, tmp_path):
+    folder, _ = whole
+    code = """
+import sys, numpy as np, tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+serve = model.signatures["serving_default"]
+(name, spec), = serve.structured_input_signature[1].items()
+assert spec.dtype == tf.uint8, spec
+(answer,) = serve(**{name: tf.constant(np.random.RandomState(0).randint(0, 256, (3, 28, 28, 3)), tf.uint8)}).values()
+assert answer.shape == (3, 10) and np.allclose(np.sum(answer, 1), 1, atol=1e-5)
+assert not [name for name in sys.modules if name.startswith("tf_ipu_dp")]
+print("ok")
+"""
+    command = [sys.executable, "-c", code, str(folder / "export")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ())
+    assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_path):
+    folder = tmp_path / "killed"
+    words = (*RUN, f"--run_dir={folder}", "--checkpoint_every=8", "--keep_checkpoints=2")
+    rng = random.Random(7)
+    kills = 0
+    seen = set()
+    while kills < 5:
+        process = start(*words)
+        # The moment is a number of steps in the metrics, and then some milliseconds, so that every start gets on.
+        before = steps_of(folder)[-1] if folder.exists() and steps_of(folder) else 0
+        goal = min(before + rng.randrange(1, 48), 240)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if (folder / "checkpoints").exists() and (steps_of(folder) or [0])[-1] >= goal:
+                break
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.05)
+        process.kill()
+        process.communicate()
+        if process.returncode == 0:
+            break
+        kills += 1
+        seen.add(steps_of(folder)[-1])
+    assert kills >= 5 and len(seen) >= 4
+    done = train(*words)
+    assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
+    assert_same_bits(weights(whole[0]), weights(folder))
+    trained = [record["step"] for record in records(folder) if record["kind"] == "train"]
+    assert trained == sorted(set(trained))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])
+def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_path, number, code):
+    folder = tmp_path / "stopped"
+    process = start(*RUN, f"--run_dir={folder}", "--log_every=4")
+    while process.poll() is None and not (folder / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == code, stderr
+    assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
+    assert "Go on with --run_dir" in stdout
+    (step,) = steps_of(folder)
+    assert 0 < step < 256
+    done = train(*RUN, f"--run_dir={folder}")
+    assert done.returncode == 0 and f"going on from step {step} " in done.stderr
+    assert_same_bits(weights(whole[0]), weights(folder))
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole[0], folder)
+    victim = next((folder / "checkpoints" / "step-00000256").glob("state.data*"))
+    victim.write_bytes(victim.read_bytes()[:-10])
+    done = train(*RUN, f"--run_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    assert "step-00000256 is damaged" in done.stderr and "going on from step 128" in done.stderr
+    assert_same_bits(weights(whole[0]), weights(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("--model=cnn", "--model was mlp and is cnn"),
+        ("--learning_rate=0.3", "--learning_rate was 0.05 and is 0.3"),
+        ("--micro_batch_size=8", "--global_batch_size was 64 and is 32"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_run_is_refused_with_the_difference(whole, change, difference):
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    done = train(*RUN, f"--run_dir={whole[0]}", change)
+    assert done.returncode == 1 and difference in done.stderr and "Traceback" not in done.stderr
+    assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole):
+    answers = set()
+    for ipus in (1, 4):
+        done = train("--evaluate", f"--run_dir={whole[0]}", f"--ipus={ipus}", "--device_iterations=1", "--json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        answers.add((answer["loss"], answer["top1"], answer["top5"], answer["samples"]))
+    (only,) = answers
+    result = json.loads((whole[0] / "result.json").read_text())["validation"]
+    assert only == (result["loss"], result["top1"], result["top5"], 2048)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good_checkpoint(tmp_path):
+    done = train(
+        *RUN, f"--run_dir={tmp_path / 'nan'}", "--learning_rate=1e5", "--checkpoint_every=4", "--lr_schedule=constant"
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    sentence = done.stderr.strip().splitlines()[-1]
+    assert re.search(r"became NaN or infinite between steps \d+ and \d+", sentence) and "--learning_rate" in sentence
+    kept = steps_of(tmp_path / "nan")
+    if kept:
+        assert f"of step {kept[-1]}" in sentence
+        assert all(np.isfinite(value).all() for value in weights(tmp_path / "nan").values())
+    else:
+        assert "No checkpoint was made" in sentence
+
+
+@pytest.mark.slow
+def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path):
+    words = (*SMALL, "--model=cnn", "--ipus=4", "--pipeline_stages=2", "--micro_batch_size=8", "--epochs=8steps")
+    done = train(
+        *words,
+        f"--run_dir={tmp_path / 'run'}",
+        "--precision=16.32",
+        "--eight_bit_io",
+        "--device_iterations=2",
+        "--recompute",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "conv3 to head" in done.stderr and "Accuracy" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_input_alone_is_measured_and_compared_with_the_model():
+    done = train(*SMALL, "--ipus=2", "--input_only", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["input_samples_per_s"] > 0 and answer["input_bytes_per_s"] > 0 and answer["model_samples_per_s"] > 0
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_tensorflow_is_started(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = train(*SMALL, f"--run_dir={tmp_path / 'file' / 'run'}")
+    assert done.returncode == 1 and "--run_dir=" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path):
+    done = train("--dataset=cifar10", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--sdk=emulator")
+    assert done.returncode == 1 and str(tmp_path) in done.stderr and "Traceback" not in done.stderr
+    assert "download_and_prepare" in done.stderr
+    done = train("--dataset=no_such_set", f"--data_dir={tmp_path}", "--dry_run")
+    assert done.returncode == 1 and "no_such_set" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_folder_of_the_run_is_not_made_in_vain(tmp_path):
+    done = train("--dataset=no_such_set", f"--run_dir={tmp_path / 'run'}")
+    assert done.returncode == 1 and not Path(tmp_path / "run").exists()
