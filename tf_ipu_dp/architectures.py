@@ -120,7 +120,8 @@ def balance(architecture: Architecture, stages: int) -> Tuple[str, ...]:
     blocks = architecture.blocks
     if not 1 <= stages <= len(blocks):
         raise ValueError(
-            f"{architecture.name} has {len(blocks)} blocks and cannot be cut into {stages} stages: use 1 to {len(blocks)}."
+            f"{architecture.name} cannot be cut into {stages} stages: it has {len(blocks)} blocks, "
+            f"and each stage takes one or more."
         )
     work = [block.macs for block in blocks]
     least, _ = _partition(work, stages, cost=lambda total: total, join=max)
@@ -134,7 +135,7 @@ def balance(architecture: Architecture, stages: int) -> Tuple[str, ...]:
 
 
 def cut(architecture: Architecture, splits: Sequence[str]) -> Tuple[Tuple[Block, ...], ...]:
-    """Returns the stages that begin with the first block and with each of these; ValueError with one sentence if not."""
+    """Returns the stages that begin with the first block and with each of these; ValueError if that cannot be."""
     blocks = architecture.blocks
     places = {block.name: place for place, block in enumerate(blocks)}
     starts = [0]
@@ -152,10 +153,9 @@ def cut(architecture: Architecture, splits: Sequence[str]) -> Tuple[Tuple[Block,
         if place in starts:
             raise ValueError(f"Two stages of {architecture.name} cannot both begin with {split}.")
         if place < starts[-1]:
-            order = sorted(set(splits) & set(places), key=lambda name: places[name])
-            raise ValueError(
-                f"{split} comes before {blocks[starts[-1]].name} in {architecture.name}: the order is {', '.join(order)}."
-            )
+            after = blocks[starts[-1]].name
+            order = [block.name for block in blocks if block.name in splits]
+            raise ValueError(f"{split} comes before {after} in {architecture.name}: the order is {', '.join(order)}.")
         starts.append(place)
     return tuple(tuple(blocks[start:end]) for start, end in zip(starts, [*starts[1:], len(blocks)]))
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import itertools
 import json
+import math
 import socket
 import sys
 import threading
@@ -90,6 +92,14 @@ def order(seed: int, epoch: int, samples: int) -> Any:
     return np.random.RandomState([seed, epoch]).permutation(samples).astype(np.int32)
 
 
+def draw(seed: int, epoch: int, samples: Any, count: int) -> Any:
+    """Returns so many numbers from 0 to below 1 for each sample, [..., count]: a hash of seed, epoch and sample."""
+    with np.errstate(over="ignore"):
+        key = _mixed(_mixed(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
+        which = np.asarray(samples).astype(np.uint64)[..., None] * np.uint64(8) + np.arange(count, dtype=np.uint64)
+        return ((_mixed(which + key) >> np.uint64(40)) * 2.0**-24).astype(np.float32)
+
+
 def open_source(facts: DatasetFacts, *, data_dir: Optional[str], seed: int) -> Source:
     """Opens a data set: loads it into memory, or finds its files if it is streamed.
 
@@ -131,15 +141,13 @@ def make_training(  # noqa: PLR0913
     in memory are always in order.
     """
     augment = source.facts.augment if augment == "auto" else augment
-    parallel = _AUTOTUNE if prefetch else None
     part = _Part(run, instance, first_update, last_update)
     finish = _Finish(source.facts, eight_bit_io, dtype)
     if isinstance(source.train, Held):
-        deterministic = True
-        dataset = _train_from_memory(source.train, part, seed, augment, finish, parallel)
+        dataset = _train_from_memory(source.train, part, seed, augment, finish, _threads(prefetch))
     else:
-        dataset = _train_from_files(source.train, part, seed, augment, finish, parallel)
-    return _closed(dataset, part.micro_batches, prefetch, deterministic)
+        dataset = _train_from_files(source.train, part, seed, augment, finish, _threads(prefetch, deterministic))
+    return _closed(dataset, sum(map(part.micro_batches, part.epochs)), prefetch)
 
 
 def make_validation(
@@ -149,14 +157,14 @@ def make_validation(
 
     The slots after the part's last sample are padding, black images with label 0, which the caller leaves out.
     """
-    parallel = _AUTOTUNE if prefetch else None
+    threads = _threads(prefetch)
     finish = _Finish(source.facts, eight_bit_io, dtype)
     if isinstance(source.validation, Held):
-        dataset = _validate_from_memory(source.validation, run, instance, finish, parallel)
+        dataset = _validate_from_memory(source.validation, run, instance, finish, threads)
     else:
-        dataset = _validate_from_files(source.validation, run, instance, finish, parallel)
+        dataset = _validate_from_files(source.validation, run, instance, finish, threads)
     micro_batches = run.validation.slots_per_instance // run.batch.micro_batch_size
-    return _closed(dataset, micro_batches, prefetch, deterministic=True)
+    return _closed(dataset, micro_batches, prefetch)
 
 
 def labels_of_validation(source: Source, run: RunPlan, instance: int) -> Any:
@@ -198,23 +206,18 @@ class _Part:
     last_update: int
 
     @property
-    def micro_batches_per_update(self) -> int:
-        return self.run.batch.accumulation * self.run.topology.local_replicas
-
-    @property
-    def micro_batches(self) -> int:
-        return (self.last_update - self.first_update) * self.micro_batches_per_update
-
-    @property
     def epochs(self) -> range:
         per_epoch = self.run.epochs.updates_per_epoch
         return range(self.first_update // per_epoch, -(-self.last_update // per_epoch))
 
-    def updates(self, epoch: int) -> slice:
+    def updates(self, epoch: int) -> range:
         """Returns the updates within an epoch."""
         per_epoch = self.run.epochs.updates_per_epoch
         before = epoch * per_epoch
-        return slice(max(self.first_update - before, 0), min(self.last_update - before, per_epoch))
+        return range(max(self.first_update - before, 0), min(self.last_update - before, per_epoch))
+
+    def micro_batches(self, epoch: int) -> int:
+        return len(self.updates(epoch)) * self.run.batch.accumulation * self.run.topology.local_replicas
 
     def samples(self, seed: int, epoch: int) -> Any:
         """Returns the samples of an epoch, [micro batches, micro batch size]."""
@@ -222,8 +225,8 @@ class _Part:
         used = self.run.epochs.updates_per_epoch * batch.global_batch_size
         dealt = order(seed, epoch, self.run.dataset.train_samples)[:used]
         dealt = dealt.reshape(-1, batch.accumulation, batch.replicas, batch.micro_batch_size)
-        first = self.instance * topology.local_replicas
-        mine = dealt[self.updates(epoch), :, first : first + topology.local_replicas]
+        updates, first = self.updates(epoch), self.instance * topology.local_replicas
+        mine = dealt[updates.start : updates.stop, :, first : first + topology.local_replicas]
         return mine.reshape(-1, batch.micro_batch_size)
 
 
@@ -250,19 +253,24 @@ class _Finish:
         return tf.cast(tf.reshape(flat, [-1, self.height, self.width, self.channels]), self.dtype)
 
 
-def _closed(dataset: Any, micro_batches: int, prefetch: bool, deterministic: bool) -> Any:
+def _threads(prefetch: bool, deterministic: bool = True) -> Dict[str, Any]:
+    """Returns how tf.data is to share work over threads, as arguments of its methods."""
+    return {"num_parallel_calls": _AUTOTUNE, "deterministic": deterministic} if prefetch else {}
+
+
+def _closed(dataset: Any, micro_batches: int, prefetch: bool) -> Any:
     options = tf.data.Options()
-    options.deterministic = deterministic
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(micro_batches)).with_options(options)
     return dataset.prefetch(_AUTOTUNE) if prefetch else dataset
 
 
 def _train_from_memory(
-    held: Held, part: _Part, seed: int, augment: str, finish: _Finish, parallel: Optional[int]
+    held: Held, part: _Part, seed: int, augment: str, finish: _Finish, threads: Dict[str, Any]
 ) -> Any:
     size = part.run.batch.micro_batch_size
-    group = _micro_batches_in_one_go(part.micro_batches_per_update, size, finish.sample_bytes)
+    counts = {part.micro_batches(epoch) for epoch in part.epochs}
+    group = _micro_batches_in_one_go(functools.reduce(math.gcd, counts), size, finish.sample_bytes)
     draws_per_sample = _DRAWS[augment]
 
     def lay_out(epoch: Any) -> Tuple[Any, Any]:
@@ -280,10 +288,10 @@ def _train_from_memory(
         return _grouped(finish(_augmented(images, draws, augment, finish)), labels, group)
 
     groups = tf.data.Dataset.range(part.epochs.start, part.epochs.stop).flat_map(go_through)
-    return groups.map(prepare, parallel).unbatch()
+    return groups.map(prepare, **threads).unbatch()
 
 
-def _validate_from_memory(held: Held, run: RunPlan, instance: int, finish: _Finish, parallel: Optional[int]) -> Any:
+def _validate_from_memory(held: Held, run: RunPlan, instance: int, finish: _Finish, threads: Dict[str, Any]) -> Any:
     size, slots, part = run.batch.micro_batch_size, run.validation.slots_per_instance, run.validation.shard(instance)
     group = _micro_batches_in_one_go(slots // size, size, finish.sample_bytes)
     samples: Any = np.full([slots], -1, np.int32)
@@ -294,7 +302,7 @@ def _validate_from_memory(held: Held, run: RunPlan, instance: int, finish: _Fini
         images = tf.where((samples >= 0)[:, None, None, None], images, tf.zeros_like(images))
         return _grouped(finish(images), tf.where(samples >= 0, labels, 0), group)
 
-    return tf.data.Dataset.from_tensor_slices(samples.reshape(-1, group * size)).map(prepare, parallel).unbatch()
+    return tf.data.Dataset.from_tensor_slices(samples.reshape(-1, group * size)).map(prepare, **threads).unbatch()
 
 
 def _micro_batches_in_one_go(count: int, size: int, sample_bytes: int) -> int:
@@ -314,33 +322,31 @@ def _grouped(images: Any, labels: Any, group: int) -> Tuple[Any, Any]:
 
 
 def _train_from_files(
-    files: Files, part: _Part, seed: int, augment: str, finish: _Finish, parallel: Optional[int]
+    files: Files, part: _Part, seed: int, augment: str, finish: _Finish, threads: Dict[str, Any]
 ) -> Any:
     run, instances = part.run, part.run.topology.instances
     every = run.dataset.train_samples
     mine = range(every * part.instance // instances, every * (part.instance + 1) // instances)
-    per_update = part.micro_batches_per_update * run.batch.micro_batch_size
+    per_update = run.batch.global_batch_size // instances
     pieces = _Pieces(files, mine)
 
     def lay_out(epoch: Any) -> Tuple[Any, ...]:
         updates = part.updates(int(epoch))
         draws = draw(seed, int(epoch), np.arange(mine.start, mine.stop), _DRAWS[augment])
         shuffling = np.random.RandomState([seed, int(epoch), part.instance]).randint(2**31 - 1)
-        span: Any = np.array(
-            [shuffling, updates.start * per_update, (updates.stop - updates.start) * per_update], np.int64
-        )
-        return order(seed, int(epoch), pieces.count), draws, span
+        skip, take = updates.start * per_update, len(updates) * per_update
+        return order(seed, int(epoch), pieces.count), draws, np.array([shuffling, skip, take], np.int64)
 
     def go_through(epoch: Any) -> Any:
-        ordered, draws, span = tf.numpy_function(lay_out, [epoch], [tf.int32, tf.float32, tf.int64])
+        ordered, draws, numbers = tf.numpy_function(lay_out, [epoch], [tf.int32, tf.float32, tf.int64])
         ordered.set_shape([None])
         draws.set_shape([None, _DRAWS[augment]])
-        span.set_shape([3])
+        shuffling, skip, take = tf.unstack(tf.ensure_shape(numbers, [3]))
         dataset = tf.data.Dataset.from_tensor_slices(ordered).interleave(
-            pieces.read, cycle_length=min(_FILES_READ_AT_ONCE, pieces.count), num_parallel_calls=parallel
+            pieces.read, cycle_length=min(_FILES_READ_AT_ONCE, pieces.count), **threads
         )
-        dataset = dataset.shuffle(_SHUFFLED_RECORDS, seed=span[0], reshuffle_each_iteration=False)
-        return dataset.skip(span[1]).take(span[2]).map(lambda i, record: (record, draws[i - mine.start]))
+        dataset = dataset.shuffle(_SHUFFLED_RECORDS, seed=shuffling, reshuffle_each_iteration=False)
+        return dataset.skip(skip).take(take).map(lambda i, record: (record, draws[i - mine.start]))
 
     def decode(record: Any, draws: Any) -> Tuple[Any, Any, Any]:
         return (*_decoded(files, record, finish, draws if augment == "imagenet" else None), draws)
@@ -349,19 +355,17 @@ def _train_from_files(
         return finish(images if augment == "imagenet" else _augmented(images, draws, augment, finish)), labels
 
     dataset = tf.data.Dataset.range(part.epochs.start, part.epochs.stop).flat_map(go_through)
-    dataset = dataset.map(decode, parallel).batch(run.batch.micro_batch_size, drop_remainder=True)
-    return dataset.map(prepare, parallel)
+    dataset = dataset.map(decode, **threads).batch(run.batch.micro_batch_size, drop_remainder=True)
+    return dataset.map(prepare, **threads)
 
 
-def _validate_from_files(files: Files, run: RunPlan, instance: int, finish: _Finish, parallel: Optional[int]) -> Any:
+def _validate_from_files(files: Files, run: RunPlan, instance: int, finish: _Finish, threads: Dict[str, Any]) -> Any:
     part = run.validation.shard(instance)
-    decoded = _in_order(files, part).map(lambda _, record: _decoded(files, record, finish, None), parallel)
-    nothing = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(lambda it: tf.zeros(it.shape, it.dtype), decoded.element_spec)
-    )
-    padded = decoded.concatenate(nothing.repeat(run.validation.slots_per_instance - len(part)))
-    batched = padded.batch(run.batch.micro_batch_size, drop_remainder=True)
-    return batched.map(lambda images, labels: (finish(images), labels), parallel)
+    decoded = _in_order(files, part).map(lambda _, record: _decoded(files, record, finish, None), **threads)
+    empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), decoded.element_spec)
+    padding = tf.data.Dataset.from_tensors(empty).repeat(run.validation.slots_per_instance - len(part))
+    batched = decoded.concatenate(padding).batch(run.batch.micro_batch_size, drop_remainder=True)
+    return batched.map(lambda images, labels: (finish(images), labels), **threads)
 
 
 class _Pieces:
@@ -445,14 +449,6 @@ def _random_box(draws: Any, height: Any, width: Any) -> Any:
     top = tf.minimum(tf.floor(draws[..., 2] * (height - box_height + 1)), height - box_height)
     left = tf.minimum(tf.floor(draws[..., 3] * (width - box_width + 1)), width - box_width)
     return tf.stack([top, left, box_height, box_width], -1)
-
-
-def draw(seed: int, epoch: int, samples: Any, count: int) -> Any:
-    """Returns so many numbers from 0 to below 1 for each sample, [..., count]: a hash of seed, epoch and sample."""
-    with np.errstate(over="ignore"):
-        key = _mixed(_mixed(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
-        which = np.asarray(samples).astype(np.uint64)[..., None] * np.uint64(8) + np.arange(count, dtype=np.uint64)
-        return ((_mixed(which + key) >> np.uint64(40)) * 2.0**-24).astype(np.float32)
 
 
 def _mixed(words: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -12,9 +12,11 @@ from tf_ipu_dp.architectures import Architecture, Block, Layer
 
 NORMALISE = "normalise"
 
-# Those of keras.applications, for all models. A momentum of 0.9 lets short runs validate with statistics of their own.
+# That of keras.applications, for all models.
 _EPSILON = 1.001e-5
+# With Keras' 0.99 a short run would validate with moving statistics that are still those of the start.
 _MOMENTUM = 0.9
+_HE = "he_normal"
 _MOST_GROUPS = 32
 _LEAST_IN_GROUP = 4
 
@@ -57,7 +59,10 @@ def assign_stages(model: tf.keras.Model, stages: Sequence[Sequence[Block]]) -> N
 def make_export_model(
     model: tf.keras.Model, architecture: Architecture, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.keras.Model:
-    """Returns a float32 model with the same weights, from raw uint8 images to probabilities. Not for a strategy's scope."""
+    """Returns a float32 model with the same weights that takes raw uint8 images and gives probabilities.
+
+    It is plain Keras, for use outside any strategy: the call must stand outside the scope too.
+    """
     assert not tf.distribute.has_strategy()
     with _float32_policy():
         logits = make_model(architecture, eight_bit_input=True, mean=mean, deviation=deviation)
@@ -87,7 +92,7 @@ class Normalise(tf.keras.layers.Layer):  # type: ignore[misc]
         return (pixels - tf.constant(self.mean, pixels.dtype)) / tf.constant(self.deviation, pixels.dtype)
 
     def get_config(self) -> Dict[str, Any]:
-        return {**super().get_config(), "mean": self.mean, "deviation": self.deviation}
+        return {**super().get_config(), "mean": list(self.mean), "deviation": list(self.deviation)}
 
 
 class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
@@ -121,7 +126,7 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
         channels = values.shape[-1]
         size = channels // self.groups
         means = tf.reshape(tf.reduce_mean(values, [1, 2]), [-1, self.groups, size])
-        means = tf.repeat(tf.reduce_mean(means, 2), size, axis=1)
+        means = tf.tile(tf.reduce_mean(means, 2, keepdims=True), [1, 1, size])
         return tf.reshape(means, [-1, 1, 1, channels])
 
     def get_config(self) -> Dict[str, Any]:
@@ -144,29 +149,26 @@ def _make_layers(architecture: Architecture, pixels: Any) -> Any:
 
 def _make_layer(layer: Layer, norm: str, channels: int) -> Any:
     """Makes one layer of our own models; what it is applied to has so many channels."""
-    layers = tf.keras.layers
+    keras = tf.keras.layers
     padding = "same" if layer.same else "valid"
-    if layer.kind == "conv":
-        return layers.Conv2D(
-            layer.units, layer.kernel, layer.stride, padding, use_bias=layer.bias, kernel_initializer="he_normal",
-            name=layer.name,
-        )  # fmt: skip
-    if layer.kind == "norm":
-        if norm == "group":
-            return GroupNormalization(groups_of(channels), name=layer.name)
-        return layers.BatchNormalization(momentum=_MOMENTUM, epsilon=_EPSILON, name=layer.name)
-    if layer.kind == "relu":
-        return layers.ReLU(name=layer.name)
-    if layer.kind == "max_pool":
-        return layers.MaxPooling2D(layer.kernel, layer.stride, padding, name=layer.name)
-    if layer.kind == "mean_pool":
-        return layers.GlobalAveragePooling2D(name=layer.name)
-    if layer.kind == "flatten":
-        return layers.Flatten(name=layer.name)
-    if layer.kind == "add":
-        return layers.Add(name=layer.name)
-    assert layer.kind == "dense", layer.kind
-    return layers.Dense(layer.units, kernel_initializer="he_normal", name=layer.name)
+    name = layer.name
+    make: Dict[str, Callable[[], Any]] = {
+        "conv": lambda: keras.Conv2D(
+            layer.units, layer.kernel, layer.stride, padding, use_bias=layer.bias, kernel_initializer=_HE, name=name
+        ),
+        "norm": lambda: (
+            GroupNormalization(groups_of(channels), name=name)
+            if norm == "group"
+            else keras.BatchNormalization(momentum=_MOMENTUM, epsilon=_EPSILON, name=name)
+        ),
+        "relu": lambda: keras.ReLU(name=name),
+        "max_pool": lambda: keras.MaxPooling2D(layer.kernel, layer.stride, padding, name=name),
+        "mean_pool": lambda: keras.GlobalAveragePooling2D(name=name),
+        "flatten": lambda: keras.Flatten(name=name),
+        "dense": lambda: keras.Dense(layer.units, kernel_initializer=_HE, name=name),
+        "add": lambda: keras.Add(name=name),
+    }
+    return make[layer.kind]()
 
 
 def _make_head(architecture: Architecture) -> Any:

@@ -23,9 +23,6 @@ _register = tf.keras.utils.register_keras_serializable("tf_ipu_dp")
 _DROP = 0.1
 _POWER = 2
 _TRUST = 0.001
-_EPSILON = 1e-7
-# Squares of gradients below 0.005 are 0 in half precision after Adam's weighting; the step must not grow without bound.
-_HALF_EPSILON = 1e-3
 
 
 @_register
@@ -86,7 +83,7 @@ def make_optimizer(recipe: plan.Recipe, *, gradient_scale: float) -> Any:
         "weight_decay": recipe.weight_decay,
     }
     if recipe.optimizer == "adam":
-        optimizer = Adam(epsilon=_HALF_EPSILON if recipe.precision == "16.16" else _EPSILON, **common)
+        optimizer: Any = Adam(**common)
     else:
         optimizer = {"sgd": Sgd, "lars": Lars}[recipe.optimizer](momentum=recipe.momentum, **common)
     if recipe.loss_scale is None:
@@ -145,8 +142,26 @@ class Sgd(_Scaling, _KerasSgd):  # type: ignore[misc]
     """SGD with momentum."""
 
 
+class _HalfAdam(_KerasAdam):  # type: ignore[misc]
+    """Adam that can update weights in half precision, where the squares of most gradients are 0.
+
+    For those it keeps the root of the second moment, which is as large as the gradients, and calculates in float32.
+    """
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        if var.dtype.base_dtype != tf.float16:
+            return super()._resource_apply_dense(grad, var, apply_state)
+        m, root = self.get_slot(var, "m"), self.get_slot(var, "v")
+        beta_1, beta_2 = (self._get_hyper(name, tf.float32) for name in ("beta_1", "beta_2"))
+        update, gradient = tf.cast(self.iterations + 1, tf.float32), tf.cast(grad, tf.float32)
+        first = beta_1 * tf.cast(m, tf.float32) + (1.0 - beta_1) * gradient
+        second = tf.sqrt(beta_2 * tf.cast(root, tf.float32) ** 2 + (1.0 - beta_2) * gradient**2)
+        rate = self._decayed_lr(tf.float32) * tf.sqrt(1.0 - beta_2**update) / (1.0 - beta_1**update)
+        return _assign(var, rate * first / (second + self.epsilon), [(m, first), (root, second)])
+
+
 @_register
-class Adam(_Scaling, _KerasAdam):  # type: ignore[misc]
+class Adam(_Scaling, _HalfAdam):
     """Adam; with weight decay it is AdamW."""
 
 
@@ -167,7 +182,7 @@ class Lars(_Scaling):
             self.add_slot(variable, "momentum")
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
-        momentum, dtype = self.get_slot(var, "momentum"), var.dtype
+        momentum = self.get_slot(var, "momentum")
         # Norms are sums of squares, which half precision does not hold.
         gradient, weights = tf.cast(grad, tf.float32), tf.cast(var, tf.float32)
         step = gradient
@@ -178,8 +193,7 @@ class Lars(_Scaling):
             ratio = tf.where(has_ratio, tf.math.divide_no_nan(_TRUST * weights_norm, total_norm), 1.0)
             step = ratio * (gradient + self.weight_decay * weights)
         moved = self.momentum * tf.cast(momentum, tf.float32) + self._rate(var, apply_state) * step
-        kept = momentum.assign(tf.cast(moved, dtype), read_value=False)
-        return tf.group(*_operations(kept, var.assign_sub(tf.cast(moved, dtype), read_value=False)))
+        return _assign(var, moved, [(momentum, moved)])
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments of the constructor."""
@@ -214,5 +228,8 @@ def _is_kernel(variable: Any) -> bool:
     return len(variable.shape) > 1
 
 
-def _operations(*results: Any) -> List[Any]:
-    return [result for result in results if result is not None]  # in eager mode there are none
+def _assign(variable: Any, step: Any, slots: Sequence[Tuple[Any, Any]]) -> Any:
+    """Takes a step off a variable and gives its slots their new values, all rounded to the types that they have."""
+    done = [slot.assign(tf.cast(value, slot.dtype), read_value=False) for slot, value in slots]
+    done.append(variable.assign_sub(tf.cast(step, variable.dtype), read_value=False))
+    return tf.group(*[operation for operation in done if operation is not None])  # in eager mode there are none

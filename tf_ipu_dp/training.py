@@ -23,6 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, TextIO, Tu
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tf_ipu_dp import (
     __version__,
@@ -169,7 +170,6 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
     strategy, distributed = _attach(cfg, run, sdk)
     sdk.ipu.utils.reset_ipu_seed(cfg.seed)
     recipe, batch, topology = run.recipe, run.batch, run.topology
-    tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
     scale, method = optimizers.gradient_scale(
         recipe.reduction,
         replicas=topology.replicas,
@@ -178,12 +178,15 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
         distributed=distributed,
     )
     with strategy.scope():
+        # Metrics made under the policy would count in 16 bits, too.
+        tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
         model = models.make_model(
             run.model.architecture,
             eight_bit_input=cfg.eight_bit_io,
             mean=run.dataset.mean,
             deviation=run.dataset.deviation,
         )
+        tf.keras.mixed_precision.set_global_policy("float32")
         evaluator = tf.keras.Model(model.inputs, model.outputs)
         optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
         model.compile(
@@ -400,7 +403,7 @@ class _Trainer:
 
     def _watch(self) -> telemetry.Usage:
         """Returns how busy the IPUs were since the last call."""
-        return self.sampler.mark(time.monotonic())
+        return self.sampler.mark()
 
     def _not_finite(self) -> str:
         before = self.step - self.plan.epochs.device_iterations
@@ -506,15 +509,22 @@ class _Trainer:
 
     def _export(self) -> None:
         run = self.plan
-        tf.keras.mixed_precision.set_global_policy("float32")
         plain = models.make_export_model(
             self.learner.model, run.model.architecture, run.dataset.mean, run.dataset.deviation
         )
-        fresh = self.folder.path / ".export"
-        shutil.rmtree(fresh, ignore_errors=True)
-        plain.save(str(fresh), save_format="tf", include_optimizer=False)
-        shutil.rmtree(self.folder.export, ignore_errors=True)
+        fresh, old = self.folder.path / ".export", self.folder.path / ".export-old"
+        for path in (fresh, old):
+            shutil.rmtree(path, ignore_errors=True)
+        before = logging.get_verbosity()
+        logging.set_verbosity(logging.ERROR)  # Keras warns that a model for serving has no metrics
+        try:
+            plain.save(str(fresh), save_format="tf", include_optimizer=False)
+        finally:
+            logging.set_verbosity(before)
+        if self.folder.export.exists():
+            self.folder.export.rename(old)
         fresh.rename(self.folder.export)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _result(self) -> report.RunResult:
         run = self.plan

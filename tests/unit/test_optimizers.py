@@ -200,13 +200,13 @@ def test_updates_are_counted_beyond_the_largest_number_of_half_precision(optimiz
     assert np.all(np.isfinite(weights)) and weights.dtype == np.float16
 
 
-def test_adam_in_half_precision_keeps_its_steps_in_bounds_where_squares_vanish():
-    r = recipe(optimizer="adam", precision="16.16", learning_rate=0.01)
-    small = [np.full((3, 2), 1e-3)] * 20
-    moved = np.abs(
-        updated(optimizers.make_optimizer(r, gradient_scale=1.0), gradients=small, dtype=tf.float16) - KERNEL
-    )
-    assert moved.min() > 0 and moved.max() < 20 * 0.01 * 1.1
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4])
+def test_adam_in_half_precision_makes_its_steps_where_squares_of_gradients_vanish(size):
+    r = recipe(optimizer="adam", precision="16.16", weight_decay=0.1)
+    gradients = [size * gradient for gradient in GRADIENTS]
+    found = updated(optimizers.make_optimizer(r, gradient_scale=1.0), gradients=gradients, dtype=tf.float16)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, adam_by_hand(KERNEL, gradients, r, 1.0), atol=5e-3)
 
 
 @pytest.mark.parametrize("optimizer", BY_HAND)
@@ -216,7 +216,6 @@ def test_an_optimizer_survives_its_config(optimizer):
     again = type(made).from_config(made.get_config())
     by_hand = BY_HAND[optimizer](KERNEL, GRADIENTS, r, 0.25)
     np.testing.assert_allclose(updated(again), by_hand, rtol=1e-5)
-    assert again.get_config() == made.get_config()
 
 
 def test_only_the_optimizers_that_the_sdk_can_drive_are_made():
@@ -352,10 +351,18 @@ def test_a_dynamic_loss_scale_skips_an_update_that_overflows(scope, replicas, ac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["16.32", "16.16"])
-@pytest.mark.parametrize("loss_scale", [1.0, 128.0, None])
-@pytest.mark.parametrize("optimizer", BY_HAND)
-def test_half_precision_trains_like_single_precision(scope, precision, loss_scale, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "loss_scale"),
+    [
+        ("sgd", "16.32", 1.0),
+        ("adam", "16.32", 128.0),
+        ("lars", "16.32", None),
+        ("sgd", "16.16", None),
+        ("adam", "16.16", 1.0),
+        ("lars", "16.16", 128.0),
+    ],
+)
+def test_half_precision_trains_like_single_precision(scope, optimizer, precision, loss_scale):
     r = recipe(optimizer=optimizer, precision=precision, loss_scale=loss_scale, l2=0.01, weight_decay=0.02)
     single = weights_of(train_plainly(recipe(optimizer=optimizer, l2=0.01, weight_decay=0.02)))
     model = train_on_replicas(scope, r, 4, 2)

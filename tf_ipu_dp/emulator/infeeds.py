@@ -5,6 +5,7 @@ Replicas that run together share one iterator: the first one draws an element fo
 
 from __future__ import annotations
 
+import time
 from typing import Any, List
 
 _stock: List[Any] = []
@@ -43,17 +44,29 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
         return _stock[0](iterator, output_types, output_shapes, name=name)
 
     def draw() -> List[Any]:
-        began = tf.timestamp()
+        began = _now()
         with tf.control_dependencies([began]):
             element = _stock[0](iterator, output_types, output_shapes, name=name)
         with tf.control_dependencies(element):
-            _variable().assign_add(tf.timestamp() - began)
+            _variable().assign_add(_now() - began)
         return list(element)
 
     if not program.together:
         return draw()
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(output_shapes, output_types)]
     return replicas.hand_out(draw, specs)
+
+
+def _now() -> Any:
+    """TensorFlow's own clock refuses to run where a program has asked for deterministic operations."""
+    import tensorflow as tf
+    from tensorflow.python.framework import config
+
+    if not getattr(config, "is_op_determinism_enabled", bool)():
+        return tf.timestamp()
+    now = tf.numpy_function(time.time, [], tf.float64)
+    now.set_shape([])
+    return now
 
 
 def _variable() -> Any:
