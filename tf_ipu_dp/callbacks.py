@@ -23,7 +23,7 @@ class Execution:
         return self.ended_s - self.began_s
 
 
-class AfterExecution(tf.keras.callbacks.Callback):
+class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Calls `after` once per execution; fit stops when it answers False."""
 
     # Keras keeps what a callback of this kind reads on the host, with no copy per batch.

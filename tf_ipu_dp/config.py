@@ -24,7 +24,9 @@ GROUPS = {
     "IPUs": ("ipus", "pipeline_stages", "pipeline_schedule", "pipeline_splits", "instances", "hosts"),
     "Model": ("model", "norm", "precision", "recompute"),
     "Data": ("dataset", "data_dir", "image_size", "augment", "eight_bit_io", "prefetch"),
-    "Batch": ("micro_batch_size", "gradient_accumulation", "global_batch_size", "device_iterations"),
+    "Batch": (
+        "micro_batch_size", "gradient_accumulation", "global_batch_size", "device_iterations", "updates_per_epoch",
+    ),
     "Recipe": (
         "epochs", "optimizer", "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "lr_drop_epochs",
         "warmup_epochs", "momentum", "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction",
@@ -137,6 +139,7 @@ class TrainConfig:
     gradient_accumulation: Optional[int]
     global_batch_size: Optional[int]
     device_iterations: int
+    updates_per_epoch: Optional[int]
     epochs: Duration
     optimizer: str
     learning_rate: Optional[float]
@@ -284,6 +287,7 @@ def define_flags(fv: flags.FlagValues) -> None:  # noqa: PLR0915
         "Samples in one weight update of the whole job, in place of --gradient_accumulation, which is then solved.",
     )  # fmt: skip
     whole("device_iterations", 1, 1, "Weight updates in one call into the device; must divide the epoch.")
+    whole("updates_per_epoch", None, 1, "Weight updates in an epoch. Default: as many as the data set fills.")
 
     own(_DurationParser(), "epochs", Duration(5), "How long to train: 5 (epochs), or 200steps (weight updates).")
     choice("optimizer", "sgd", OPTIMIZERS, "Rule of the weight update; sgd has momentum.")

@@ -341,7 +341,8 @@ def _train_from_files(
         ordered, draws, numbers = tf.numpy_function(lay_out, [epoch], [tf.int32, tf.float32, tf.int64])
         ordered.set_shape([None])
         draws.set_shape([None, _DRAWS[augment]])
-        shuffling, skip, take = tf.unstack(tf.ensure_shape(numbers, [3]))
+        numbers.set_shape([3])
+        shuffling, skip, take = numbers[0], numbers[1], numbers[2]
         dataset = tf.data.Dataset.from_tensor_slices(ordered).interleave(
             pieces.read, cycle_length=min(_FILES_READ_AT_ONCE, pieces.count), **threads
         )
@@ -382,7 +383,9 @@ class _Pieces:
 
     def read(self, piece: Any) -> Any:
         """Returns a piece's (number of the sample in the split, record)."""
-        skip, take, first = tf.unstack(tf.gather(self._spans, piece))
+        span = tf.gather(self._spans, piece)
+        # Not by unstack: tf.data's optimizer crashes on a skip or take by one of an operation's several results.
+        skip, take, first = span[0], span[1], span[2]
         return tf.data.TFRecordDataset(tf.gather(self._paths, piece)).skip(skip).take(take).enumerate(first)
 
 

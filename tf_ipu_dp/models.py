@@ -116,7 +116,7 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Any) -> Any:
         values = tf.cast(inputs, tf.float32)
         # Pixels are added up per channel first, in the layout that they lie in; only then, on little data, channels
-        # per group. Moments of a five-dimensional view give the same and take half as long again.
+        # per group. Moments of a five-dimensional view give the same, and whole models take up to half as long again.
         centred = values - self._mean(values)
         scale = self.gamma * tf.math.rsqrt(self._mean(tf.square(centred)) + self.epsilon)
         return tf.cast(centred * scale + self.beta, self.compute_dtype)

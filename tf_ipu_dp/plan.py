@@ -647,14 +647,24 @@ def _examine_epochs(
     draft: _Draft, config: TrainConfig, dataset: DatasetFacts, topology: Topology, batch: Batch
 ) -> Optional[Epochs]:
     size = batch.global_batch_size
-    updates, dropped = divmod(dataset.train_samples, size)
-    if not updates:
+    most = dataset.train_samples // size
+    if not most:
         draft.refuse(
             "epoch",
             f"One weight update would take {size} samples (micro batch {batch.micro_batch_size} x accumulation "
             f"{batch.accumulation} x {cli.count(batch.replicas, 'replica')}), but {dataset.name} has "
             f"{dataset.train_samples}.",
             lambda: _smaller_batches(config, dataset, topology, batch),
+        )
+        return None
+
+    updates = config.updates_per_epoch or most
+    if updates > most:
+        draft.refuse(
+            "updates_per_epoch",
+            f"--updates_per_epoch={updates} takes more than {dataset.name} has: {dataset.train_samples} samples fill "
+            f"{most} updates of {size}.",
+            lambda: _sets("updates_per_epoch", [most, None]),
         )
         return None
 
@@ -666,7 +676,10 @@ def _examine_epochs(
             "device_iterations",
             f"--device_iterations={iterations} does not divide the epoch's {updates} weight updates "
             f"({dataset.train_samples} samples / global batch {size}).",
-            lambda: _sets("device_iterations", _divisors_around(updates, iterations, most=4)),
+            lambda: [
+                *_sets("device_iterations", _divisors_around(updates, iterations, most=4)),
+                *_sets("updates_per_epoch", [n for n in [updates // iterations * iterations] if n]),
+            ],
         )
         return None
     if last % iterations:
@@ -680,7 +693,7 @@ def _examine_epochs(
             ],
         )
         return None
-    return Epochs(updates, dropped, iterations, full, last)
+    return Epochs(updates, dataset.train_samples - updates * size, iterations, full, last)
 
 
 def _plan_validation(dataset: DatasetFacts, topology: Topology, batch: Batch) -> Tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import textwrap
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from rich.console import Console
@@ -118,13 +119,17 @@ def render_result(result: RunResult, width: int) -> str:
             f"samples/s, {cli.count(result.replicas, 'replica')}",
         ),
         ("IPU utilisation", _number(result.utilisation_pct, 1), "%"),
-        ("Loss", _number(scores and scores.loss, 4), f"on {scores.samples:,} validation samples" if scores else ""),
-        ("Accuracy", _number(scores and 100 * scores.top1, 2), "%"),
-        ("Top 5", _number(scores and 100 * scores.top5, 2), "%"),
     ]
+    if scores:
+        rows += [
+            ("Loss", _number(scores.loss, 4), f"on {scores.samples:,} validation samples"),
+            ("Accuracy", _number(100 * scores.top1, 2), "%"),
+            ("Top 5", _number(100 * scores.top5, 2), "%"),
+        ]
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
-    ending = f"\nStopped: {result.stopped}\n" if result.stopped else f"\n{result.verdict}\n"
-    return f"{title}\n\n{render_table(('', '', ''), rows, width, right=(1,))}{ending}"
+    ending = f"Stopped: {result.stopped}" if result.stopped else result.verdict
+    table = render_table(("", "", ""), rows, width, right=(1,))
+    return f"\n{title}\n\n{table}\n{textwrap.fill(ending, max(width, _LEAST_WIDTH))}\n"
 
 
 def result_value(result: RunResult) -> Dict[str, Any]:

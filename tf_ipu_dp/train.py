@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Sequence
 
@@ -14,6 +15,7 @@ from tf_ipu_dp import catalogue, cli, config, plan, run_folder, world
 
 def main(words: Sequence[str]) -> int:
     """Parses, plans, shows or refuses, acts."""
+    began = time.perf_counter()
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
@@ -29,7 +31,7 @@ def main(words: Sequence[str]) -> int:
             f"--instances={run.topology.instances} cannot be trained by this version, only planned. "
             "Use --instances=1, or add --dry_run."
         )
-    return _act(cfg, run)
+    return _act(cfg, run, began)
 
 
 def _parse(words: Sequence[str]) -> config.TrainConfig:
@@ -41,7 +43,7 @@ def _parse(words: Sequence[str]) -> config.TrainConfig:
     return cfg
 
 
-def _act(cfg: config.TrainConfig, run: plan.RunPlan) -> int:
+def _act(cfg: config.TrainConfig, run: plan.RunPlan, began: float) -> int:
     from tf_ipu_dp import sdk
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -60,7 +62,7 @@ def _act(cfg: config.TrainConfig, run: plan.RunPlan) -> int:
         return training.evaluate(cfg, run, modules, sys.stdout, sys.stderr)
     if cfg.input_only:
         return training.measure_input(cfg, run, modules, sys.stdout, sys.stderr)
-    return training.train(cfg, run, modules, sys.stdout, sys.stderr, _width())
+    return training.train(cfg, run, modules, sys.stdout, sys.stderr, _width(), began)
 
 
 def _require_horovod(instances: int) -> None:

@@ -5,6 +5,7 @@ Written against the SDK's API alone; what it is given may be the Poplar SDK or t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -73,9 +74,11 @@ class Learner:
         return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
 
-def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO, width: int) -> int:
-    """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code."""
-    began = time.perf_counter()
+def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO, width: int, began: float) -> int:
+    """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
+
+    `began` is when the command began, on the clock of time.perf_counter.
+    """
     speaker = progress.Speaker(stderr)
     folder = run_folder.open_folder(
         cfg.run_dir,
@@ -216,12 +219,13 @@ def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPla
         prefetch=cfg.prefetch,
         dtype=_input_dtype(run),
     )
-    logits = np.asarray(learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0), np.float64)
+    outputs = learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0)
+    logits: Any = np.asarray(outputs, np.float64)
     labels = data.labels_of_validation(source, run, instance)
     return score(logits[: len(labels)], labels)
 
 
-def score(logits: np.ndarray, labels: np.ndarray) -> report.Scores:
+def score(logits: Any, labels: Any) -> report.Scores:
     """Returns cross-entropy and accuracies of some predictions. Of equal logits the first counts as the higher."""
     rows = np.arange(len(labels))
     highest = logits.max(axis=1, keepdims=True)
@@ -369,7 +373,7 @@ class _Trainer:
             self.failure = self._not_finite()
             return False
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
-        self.speaker.advance(updates, loss, accuracy)
+        self.speaker.advance(updates if samples else 0, loss, accuracy)
         at_end = self.step >= self._epoch_end
         if at_end or self.step % run.log_every < updates:
             self._log()
@@ -665,11 +669,19 @@ def _seed_everything(cfg: TrainConfig) -> None:
     random.seed(cfg.seed)
     np.random.seed(cfg.seed % 2**32)
     tf.random.set_seed(cfg.seed)
+    if cfg.deterministic or cfg.evaluate:
+        # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
+        with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook
+            tf.config.threading.set_intra_op_parallelism_threads(max(_cores() // 2, 1))
     if cfg.deterministic:
         os.environ["TF_DETERMINISTIC_OPS"] = "1"
         enable = getattr(tf.config.experimental, "enable_op_determinism", None)
         if enable is not None:
             enable()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _training_data(source: data.Source, cfg: TrainConfig, run: RunPlan, first: int, last: int) -> Any:

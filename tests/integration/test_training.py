@@ -237,17 +237,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good
 
 @pytest.mark.slow
 def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path):
-    words = (*SMALL, "--model=cnn", "--ipus=4", "--pipeline_stages=2", "--micro_batch_size=8", "--epochs=8steps")
+    words = (*SMALL, "--ipus=4", "--pipeline_stages=2", "--micro_batch_size=8", "--epochs=8steps", "--recompute")
     done = train(
-        *words,
-        f"--run_dir={tmp_path / 'run'}",
-        "--precision=16.32",
-        "--eight_bit_io",
-        "--device_iterations=2",
-        "--recompute",
+        *words, f"--run_dir={tmp_path / 'run'}", "--precision=16.16", "--eight_bit_io", "--device_iterations=2"
     )
     assert done.returncode == 0, done.stderr
-    assert "conv3 to head" in done.stderr and "Accuracy" in done.stdout
+    assert re.search(r"^ +1 +[\d.]+ +[\d,]+  \w+ to head$", done.stderr, re.MULTILINE) and "Accuracy" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tmp_path):
+    ends = []
+    for ipus, accumulation in ((1, 8), (2, 4), (8, 1)):
+        folder = tmp_path / f"{ipus}x{accumulation}"
+        words = ("--model=cnn", "--norm=group", "--dataset=synthetic", "--image_size=28", "--sdk=emulator")
+        done = train(
+            *words, f"--ipus={ipus}", f"--gradient_accumulation={accumulation}", "--micro_batch_size=4",
+            "--epochs=24steps", "--learning_rate=0.02", "--momentum=0.5", f"--run_dir={folder}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        ends.append({name: value for name, value in weights(folder).items() if name.startswith("model/")})
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            scale = np.abs(value).max() if value.dtype.kind == "f" else 1
+            np.testing.assert_allclose(other[name], value, atol=1e-5 * scale, err_msg=name)
 
 
 @pytest.mark.slow

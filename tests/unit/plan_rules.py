@@ -58,8 +58,8 @@ def assert_obeys_the_rules(run: planner.RunPlan) -> None:
     assert last == (epochs.last_epoch_updates or epochs.updates_per_epoch)
     assert epochs.updates == (epochs.epochs - 1) * epochs.updates_per_epoch + last
 
-    # Samples: what an epoch uses and what it drops is the data set, and less than one batch is dropped.
-    assert 0 <= epochs.dropped_samples_per_epoch < batch.global_batch_size
+    # Samples: what an epoch uses and what it drops is the data set.
+    assert epochs.dropped_samples_per_epoch >= 0
     assert (run.dataset.train_samples - epochs.dropped_samples_per_epoch) % batch.global_batch_size == 0
     whole = epochs.updates_per_epoch * batch.global_batch_size
     assert whole + epochs.dropped_samples_per_epoch == run.dataset.train_samples

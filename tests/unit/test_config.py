@@ -57,6 +57,7 @@ FLAGS = [
     "run_dir",
     "sdk",
     "seed",
+    "updates_per_epoch",
     "warmup_epochs",
     "weight_decay",
 ]

@@ -25,6 +25,7 @@ CONFIGS = st.fixed_dictionaries(
         "gradient_accumulation": st.integers(1, 40),
         "global_batch_size": st.integers(1, 10_000),
         "device_iterations": st.integers(1, 40),
+        "updates_per_epoch": st.integers(1, 300),
         "epochs": st.one_of(st.integers(1, 9).map(str), st.integers(1, 900).map("{}steps".format)),
         "dataset": st.sampled_from(["fashion_mini", "cifar10", "imagenet2012"]),
     },
@@ -78,6 +79,10 @@ def test_every_accepted_plan_obeys_the_rules_and_every_suggestion_removes_its_pr
                     assert problem.rule not in [left.rule for left in next_error.problems], (fix, str(next_error))
     else:
         assert_obeys_the_rules(run)
+        if cfg.updates_per_epoch is None:
+            assert run.epochs.dropped_samples_per_epoch < run.batch.global_batch_size
+        else:
+            assert run.epochs.updates_per_epoch == cfg.updates_per_epoch
 
 
 @settings(max_examples=300, deadline=None)
