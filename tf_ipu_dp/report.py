@@ -368,7 +368,7 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
             epochs.updates_per_epoch,
             cli.count(epochs.device_iterations, "update") + " per execution",
         ),
-        ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that do not fill a global batch"),
+        ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that no update takes"),
         ("Updates in all", epochs.updates, " and ".join(parts)),
         ("Learning rate", plan.recipe.learning_rate, _recipe_words(plan.recipe)),
         ("Validation samples", validation.samples, f"each once, in {slots}, {validation.padded_samples:,} padded"),
@@ -395,7 +395,8 @@ def _render_stages(model: ModelPlan, width: int) -> str:
 def _recipe_words(recipe: Recipe) -> str:
     words = {"constant": "then constant", "step": f"then a tenth at {cli.alternatives(recipe.drops)}"}
     course = words.get(recipe.schedule, f"then {recipe.schedule} to 0")
-    return f"{recipe.optimizer}, highest after {cli.count(recipe.warmup_updates, 'update')} of warm-up, {course}"
+    warmup = f"highest after {cli.count(recipe.warmup_updates, 'update')} of warm-up, " if recipe.warmup_updates else ""
+    return f"{recipe.optimizer}, {warmup}{course if warmup else course.replace('then ', '')}"
 
 
 def _some(count: int, topology: Topology, first: int = 0) -> List[Any]:

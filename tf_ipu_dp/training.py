@@ -669,6 +669,9 @@ def _seed_everything(cfg: TrainConfig) -> None:
     random.seed(cfg.seed)
     np.random.seed(cfg.seed % 2**32)
     tf.random.set_seed(cfg.seed)
+    seed_keras = getattr(tf.keras.utils, "set_random_seed", None)  # initial weights, from TensorFlow 2.7 on
+    if seed_keras is not None:
+        seed_keras(cfg.seed % 2**32)
     if cfg.deterministic or cfg.evaluate:
         # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
         with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook

@@ -180,7 +180,7 @@ def test_all_problems_are_told_at_once():
 def test_device_iterations_that_do_not_divide_the_epoch_are_refused_with_the_divisors_near_it():
     assert refusal("--dataset=cifar10", "--ipus=1", "--micro_batch_size=50", "--device_iterations=7").sentences == (
         "--device_iterations=7 does not divide the epoch's 1000 weight updates (50000 samples / global batch 50). "
-        "Use --device_iterations=4, 5, 8 or 10.",
+        "Use --device_iterations=4, 5, 8 or 10, or --updates_per_epoch=994.",
     )
 
 

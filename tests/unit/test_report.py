@@ -17,25 +17,25 @@ def test_the_table_and_the_drawing_read_like_this():
     assert text == (
         "tf_ipu_dp 0.1.0: plan for 4 replicas on 8 IPUs\n"
         "\n"
-        "Parameters           24,346  cnn, group norm, 32 x 32 x 3 to 10 classes\n"
-        "Training samples     50,000  cifar10\n"
-        "IPUs                      8  2 per replica, grouped pipeline of 2 stages\n"
-        "Replicas                  4  2 per instance\n"
-        "Instances                 2  1 per host\n"
-        "Hosts                     2  a, b\n"
-        "Global batch            512  samples = micro batch 32 x accumulation 4 x 4 replicas\n"
-        "Updates per epoch        97  1 update per execution\n"
-        "Dropped per epoch       336  samples that do not fill a global batch\n"
-        "Updates in all          485  5 epochs\n"
-        "Learning rate          0.05  sgd, highest after 48 updates of warm-up, then cosine to 0\n"
-        "Validation samples   10,000  each once, in 160 micro batches per instance, 240 padded\n"
-        "steps_per_execution       4  for Keras: micro batches of one replica\n"
-        "steps_per_epoch         776  for Keras: micro batches of one instance\n"
-        "validation_steps        160  for Keras: micro batches of one instance\n"
+        "Parameters           549,402  cnn, group norm, 32 x 32 x 3 to 10 classes\n"
+        "Training samples      50,000  cifar10\n"
+        "IPUs                       8  2 per replica, grouped pipeline of 2 stages\n"
+        "Replicas                   4  2 per instance\n"
+        "Instances                  2  1 per host\n"
+        "Hosts                      2  a, b\n"
+        "Global batch             512  samples = micro batch 32 x accumulation 4 x 4 replicas\n"
+        "Updates per epoch         97  1 update per execution\n"
+        "Dropped per epoch        336  samples that no update takes\n"
+        "Updates in all           485  5 epochs\n"
+        "Learning rate           0.05  sgd, highest after 48 updates of warm-up, then cosine to 0\n"
+        "Validation samples    10,000  each once, in 160 micro batches per instance, 240 padded\n"
+        "steps_per_execution        4  for Keras: micro batches of one replica\n"
+        "steps_per_epoch          776  for Keras: micro batches of one instance\n"
+        "validation_steps         160  for Keras: micro batches of one instance\n"
         "\n"
         "Stage  Work %  Parameters  Blocks\n"
-        "    0    57.9       5,136  conv1 to conv2\n"
-        "    1    42.1      19,210  conv3 to head\n"
+        "    0    48.7       5,136  conv1 to conv2\n"
+        "    1    51.3     544,266  conv3 to head\n"
         "\n"
         "╭─ a ──────────────────────╮\n"
         "│ ╭─ instance 0 ─────────╮ │\n"
@@ -59,8 +59,8 @@ def test_where_a_stream_cannot_carry_boxes_ascii_is_drawn():
 
 def test_a_run_of_less_than_an_epoch_says_so():
     text = report.render_plan(plan_words("--ipus=8", "--epochs=3steps", "--micro_batch_size=30"), 100)
-    assert "Updates per epoch        34  1 update per execution" in text
-    assert "Updates in all            3  3 updates of an epoch" in text
+    assert "Updates per epoch         34  1 update per execution" in text
+    assert "Updates in all             3  3 updates of an epoch" in text
 
 
 def test_numbers_are_not_cut_on_a_narrow_terminal():
