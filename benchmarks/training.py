@@ -59,15 +59,15 @@ def keras_rate(model, batches):
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    images, labels = data.open_source(facts, data_dir=None, seed=1).training_arrays()
+    held = data.open_source(facts, data_dir=None, seed=1).train
 
     def prepare(image, label):
         return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label
 
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels)).repeat().batch(32)
+    dataset = tf.data.Dataset.from_tensor_slices((held.images, held.labels)).shuffle(8192).repeat().batch(32)
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     ends = []
-    after = tf.keras.callbacks.LambdaCallback(on_batch_end=lambda *_: ends.append(time.perf_counter()))
+    after = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
     network.fit(dataset, steps_per_epoch=batches, epochs=1, verbose=0, callbacks=[after])
     return 32 * (len(ends) - 1) / (ends[-1] - ends[0])
 

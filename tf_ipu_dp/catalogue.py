@@ -17,7 +17,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import DATASETS, DatasetFacts
 
 # Made or shipped by this package; every other set is tensorflow-datasets'.
-OWN = ("fashion_mini", "synthetic")
+OWN = ("fashion_mini", "synthetic", "synthetic_device")
 
 _MOST_BYTES_IN_MEMORY = 2 * 2**30
 _SIZE_WHERE_IMAGES_DIFFER = 224

@@ -331,7 +331,12 @@ def define_flags(fv: flags.FlagValues) -> None:  # noqa: PLR0915
     switch("resume", True, "Go on from the newest good checkpoint in --run_dir, if there is one.")
     whole("checkpoint_every", None, 1, "Weight updates between checkpoints. Default: an epoch's.")
     whole("keep_checkpoints", 3, 1, "Newest checkpoints to keep.")
-    whole("log_every", None, 1, "Weight updates between lines of the log. Default: about ten lines per epoch.")
+    whole(
+        "log_every",
+        None,
+        1,
+        "Weight updates between lines of the log. Default: a tenth of an epoch, and a second or more.",
+    )
     switch("export", False, "Write the trained model for serving: 8-bit images in, class probabilities out.")
     whole("seed", 42, 0, "Seed of weights, sample order and augmentation; the same on all instances.")
     switch("deterministic", False, "Give the same weights, to the bit, every time and after every interruption.")

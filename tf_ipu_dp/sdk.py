@@ -28,6 +28,11 @@ class Sdk:
     gcipuinfo: Any
 
     @property
+    def serves_ipus(self) -> bool:
+        """Whether a model can be exported for serving on IPUs."""
+        return self.name == "poplar"
+
+    @property
     def title(self) -> str:
         return {"poplar": "Poplar SDK", "emulator": "emulator"}[self.name]
 

@@ -52,6 +52,8 @@ _TIED = (
 )  # fmt: skip
 _TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
 _PREFETCH_DEPTH = 3
+# Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
+_LOG_PERIOD_S = 1.0
 # Beside checkpoints and export: metrics, TensorBoard, small files.
 _ROOM_BYTES = 32 * 2**20
 
@@ -270,6 +272,8 @@ class _Trainer:
         self.cached = self._executables()
         self.failure: Optional[str] = None
         self._window = _Window()
+        self._logged_s = 0.0
+        self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
 
     def run(self, stdout: TextIO, width: int) -> int:
         """Returns the exit code: 0, 1 after a NaN, or 128 and the signal."""
@@ -375,8 +379,10 @@ class _Trainer:
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
         self.speaker.advance(updates if samples else 0, loss, accuracy)
         at_end = self.step >= self._epoch_end
-        if at_end or self.step % run.log_every < updates:
+        due = self.step % run.log_every < updates and execution.ended_s - self._logged_s >= self._log_period_s
+        if at_end or due:
             self._log()
+            self._logged_s = execution.ended_s
         due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
         if due or self.interrupts.signal:
             self._save()
@@ -387,10 +393,29 @@ class _Trainer:
         self.compile_s = execution.ended_s - self._fit_began
         self._compiling.__exit__(None, None, None)
         self._report_cache()
+        self._try_checkpoint()
         per_epoch = self.plan.epochs.updates_per_epoch
         first = self._epoch * per_epoch
         self.speaker.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
         self._watch()
+
+    def _try_checkpoint(self) -> None:
+        """Writes the state once and throws it away: a disk that does not take it is found now and not after an epoch.
+
+        The first time also costs TensorFlow several times what the later ones do.
+        """
+        folder = self.folder.path / ".trial"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir()
+            self.learner.state.write(str(folder / "state"))
+        except (OSError, tf.errors.OpError) as error:
+            raise TrainingError(
+                f"A checkpoint cannot be written to {self.folder.path} ({_first_line(str(error))}). "
+                "Make room, or choose another folder with --run_dir."
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _report_cache(self) -> None:
         if self.cache is None:
@@ -529,6 +554,10 @@ class _Trainer:
             self.folder.export.rename(old)
         fresh.rename(self.folder.export)
         shutil.rmtree(old, ignore_errors=True)
+        if self.sdk.serves_ipus:
+            self.learner.evaluator.export_for_ipu_serving(
+                str(self.folder.export / "ipu"), batch_size=run.batch.micro_batch_size
+            )
 
     def _result(self) -> report.RunResult:
         run = self.plan

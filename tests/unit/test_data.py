@@ -54,6 +54,7 @@ def train(source: data.Source, run: plan.RunPlan, first: int, last: int, **chang
 def validate(source: data.Source, run: plan.RunPlan, **changes: Any) -> MicroBatches:
     options = {"instance": 0, "eight_bit_io": True, "prefetch": True, "dtype": "float32"}
     dataset = data.make_validation(source, run, **{**options, **changes})
+    assert all(spec.shape.is_fully_defined() for spec in dataset.element_spec)
     return [(images.numpy(), labels.numpy()) for images, labels in dataset]
 
 
@@ -109,10 +110,8 @@ def test_an_epoch_has_every_sample_of_its_updates_once_over_all_instances(
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 @pytest.mark.parametrize(("instances", "local", "accumulation"), [(2, 4, 2), (8, 1, 2), (1, 1, 16), (1, 4, 4)])
 def test_instances_and_replicas_share_the_same_micro_batches(instances, local, accumulation, augment):
-    one, several = (
-        plan_toy(local=8, accumulation=2),
-        plan_toy(instances=instances, local=local, accumulation=accumulation),
-    )
+    one = plan_toy(local=8, accumulation=2)
+    several = plan_toy(instances=instances, local=local, accumulation=accumulation)
     expected = train(toy_source(), one, 0, 3, augment=augment)
     shards = [train(toy_source(), several, 0, 3, instance=i, augment=augment) for i in range(instances)]
     dealt = [
@@ -454,6 +453,18 @@ def test_validation_of_a_streamed_set_shows_the_middle_of_every_image_once(prepa
         np.testing.assert_allclose(middle[:, 1:], 120, rtol=0, atol=8)
         seen += labels.tolist()
     assert sorted(seen) == list(range(14))
+
+
+def test_images_of_a_streamed_set_are_normalised_like_others(prepared):
+    source = open_prepared("tiny_varied", prepared, 32)
+    run = plan_toy(source.facts, micro=5)
+    for make in (functools.partial(train, first=0, last=9), validate):
+        raw = images_by_label(make(source, run))
+        normalised = images_by_label(make(source, run, eight_bit_io=False, dtype="float16"))
+        for label, image in normalised.items():
+            expected = (raw[label] / 255.0 - source.facts.mean) / source.facts.deviation
+            np.testing.assert_allclose(image, expected, rtol=2e-3, atol=2e-3)
+            assert image.dtype == np.float16
 
 
 def test_prepared_data_that_changed_after_planning_are_refused(prepared):

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
 
-from tf_ipu_dp.emulator import replicas
+from tf_ipu_dp.emulator import infeeds, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
@@ -272,8 +272,10 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
         def step_of_one(replica: Any, *carried: Any) -> List[Any]:
             for variable, value in zip(moving, start):
                 variable.assign(value)
+            with infeeds.overlapping(carried):
+                micro_batch = next(iterator)
             with metrics.of_replica(replica):
-                gradients = _as_replica(model, lambda data: micro_step(model, data), next(iterator))
+                gradients = _as_replica(model, lambda data: micro_step(model, data), micro_batch)
             totals = [before + gradient for before, gradient in zip(carried[:own], gradients)]
             return totals + [_keep(kept, variable, replica) for kept, variable in zip(carried[own:], moving)]
 

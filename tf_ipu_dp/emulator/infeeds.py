@@ -5,12 +5,14 @@ Replicas that run together share one iterator: the first one draws an element fo
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Any, List
+from typing import Any, Iterator, List, Sequence
 
 _stock: List[Any] = []
 _waited: List[Any] = []
 _told = [0.0]
+_work_before: List[Any] = []
 
 
 def extend_tensorflow() -> None:
@@ -34,6 +36,16 @@ def seconds_waited_so_far() -> float:
     return float(_waited[0].numpy()) - _told[0] if _waited else 0.0
 
 
+@contextlib.contextmanager
+def overlapping(results: Sequence[Any]) -> Iterator[None]:
+    """In it, waiting counts only from when these results are there: until then the device is still at work."""
+    _work_before.append(results)
+    try:
+        yield
+    finally:
+        _work_before.pop()
+
+
 def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = None) -> Any:
     import tensorflow as tf
 
@@ -48,7 +60,11 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
         with tf.control_dependencies([began]):
             element = _stock[0](iterator, output_types, output_shapes, name=name)
         with tf.control_dependencies(element):
-            _variable().assign_add(_now() - began)
+            got = _now()
+        if _work_before and _work_before[-1]:
+            with tf.control_dependencies([tf.group(*_work_before[-1])]):
+                began = tf.maximum(began, _now())
+        _variable().assign_add(tf.maximum(got - began, tf.zeros([], tf.float64)))
         return list(element)
 
     if not program.together:
