@@ -27,7 +27,7 @@ from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 _IN_FLIGHT = 2
 # How much of the backward pass is left when the next forward pass begins. Counted in gradients. The later it begins,
 # the more of the last one's activations are gone: here two take little more memory than one, and keep the cores busy.
-_LEFT_TO_DO = 0.3
+_LEFT_TO_DO = 0.35
 _LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
@@ -101,9 +101,7 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
         stacked = [output[tf.newaxis] for output in tf.nest.flatten(first)]
         count = shape.steps * metrics.slices
         if count > 1:
-            signature = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), first)
-            rest = tf.map_fn(step, tf.range(1, count), fn_output_signature=signature, parallel_iterations=1)
-            stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, tf.nest.flatten(rest))]
+            stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, _stack(count - 1, step, first))]
         if metrics.together:
             stacked = [_interleave(tensor) for tensor in replicas.meet(stacked, tf.stack)]
         return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
@@ -146,6 +144,7 @@ class _Execution:
         if self._sliced is None:
             if self._shape.replicas * self._shape.accumulation > 1:
                 _build(self._model, iterator, self._training)
+                _Metrics(self._model, self._shape, together=False).make_banks()
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
             # TensorFlow takes all of these functions for one that is traced again and again.
             self._sliced._omit_frequent_tracing_warning = True
@@ -181,6 +180,12 @@ class _Metrics:
         self._model, self._shape, self.together = model, shape, together
         self.slices = 1 if together else shape.replicas
 
+    def make_banks(self) -> None:
+        """Makes what replicas keep their metrics in, if the metrics are known before tracing."""
+        if self.slices > 1:
+            for variable in self._variables():
+                self._bank(variable)
+
     @contextlib.contextmanager
     def of_replica(self, number: Any) -> Iterator[None]:
         """What is traced inside is done by the replica whose turn it is, with its own metrics."""
@@ -210,13 +215,18 @@ class _Metrics:
             own = metric_results(self._model)
             every = replicas.meet([tf.convert_to_tensor(value) for value in own.values()], tf.stack)
             return {name: self._reduce(values) for name, values in zip(own, every)}
-        last = self._shape.replicas - 1
-        results = []
-        for number in range(last + 1) if self._shape.metrics != "NONE" else [last]:
-            for variable in self._variables():
-                variable.assign(self._bank(variable)[number])
-            results.append(metric_results(self._model))
-        return {name: self._reduce(tf.stack([result[name] for result in results])) for name in results[0]}
+        last = self._results_of(self._shape.replicas - 1)
+        if self._shape.metrics == "NONE":
+            return last
+        signature = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in last.items()}
+        numbers = tf.range(self._shape.replicas)
+        every = tf.map_fn(self._results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
+        return {name: self._reduce(values) for name, values in every.items()}
+
+    def _results_of(self, replica: Any) -> Dict[str, Any]:
+        for variable in self._variables():
+            variable.assign(self._bank(variable)[replica])
+        return {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
 
     def _reduce(self, values: Any) -> Any:
         if self._shape.metrics == "LIST":
@@ -373,6 +383,7 @@ def _build(model: Any, iterator: Any, training: bool) -> None:
         trial.get_concrete_function(iterator.element_spec)
     if training:
         build_optimizer(model)
+        _make_slots(model)
 
 
 def _build_metrics(model: Any, spec: Any) -> bool:
@@ -402,6 +413,14 @@ def build_optimizer(model: Any) -> None:
     if model.built and hasattr(optimizer, "build") and not is_built:
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
+
+
+def _make_slots(model: Any) -> None:
+    """Makes the variables of a legacy optimizer. Made while tracing, they would cost a second tracing."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if model.built and hasattr(optimizer, "_create_all_weights"):
+        with model.distribute_strategy.scope(), tf.name_scope(optimizer._name):
+            optimizer._create_all_weights(model.trainable_variables)
 
 
 def _repeat(
@@ -451,6 +470,16 @@ def _effects(operations: Sequence[Any]) -> List[Any]:
         changed |= {id(handle) for handle in writes}
         touching.append((operation, {id(handle) for handle in (*reads, *writes)}))
     return [operation for operation, handles in touching if not handles or changed & handles]
+
+
+def _stack(count: int, step: Callable[[Any], Any], like: Any) -> List[Any]:
+    """Returns the stacked results of steps from 1 on, which have the types and shapes of `like`."""
+    arrays = [tf.TensorArray(each.dtype, count, element_shape=each.shape) for each in tf.nest.flatten(like)]
+
+    def write(number: Any, *written: Any) -> List[Any]:
+        return [array.write(number, each) for array, each in zip(written, tf.nest.flatten(step(number + 1)))]
+
+    return [array.stack() for array in _repeat(count, write, arrays, _IN_FLIGHT)]
 
 
 def _interleave(tensor: Any) -> Any:
