@@ -82,15 +82,26 @@ def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: Text
     `began` is when the command began, on the clock of time.perf_counter.
     """
     speaker = progress.Speaker(stderr)
-    folder = run_folder.open_folder(
-        cfg.run_dir,
-        name=f"{cfg.model}-{cfg.dataset.replace('/', '-')}",
-        now=datetime.now(),
-        needed_bytes=_needed_bytes(cfg, run),
-    )
+    with _Interrupts(speaker) as interrupts:
+        speaker.say(_version_line(run, sdk))
+        speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
+        # The folder comes last, so that what cannot be trained leaves none behind.
+        source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+        learner = make_learner(cfg, run, sdk)
+        name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
+        needed = _needed_bytes(cfg, run)
+        with run_folder.open_folder(cfg.run_dir, name=name, now=datetime.now(), needed_bytes=needed) as folder:
+            trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
+            result = _guarded(trainer, folder)
+        value = report.result_value(result)
+        stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
+        return 128 + interrupts.signal if interrupts.signal else 0
+
+
+def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResult:
+    """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
     try:
-        with _Interrupts(speaker) as interrupts:
-            return _Trainer(cfg, run, sdk, folder, speaker, interrupts, began).run(stdout, width)
+        return trainer.run()
     except (cli.UsageError, KeyboardInterrupt):
         raise
     except checkpoints.CheckpointError as error:
@@ -252,14 +263,16 @@ class _Trainer:
         cfg: TrainConfig,
         run: RunPlan,
         sdk: Sdk,
+        source: data.Source,
+        learner: Learner,
         folder: run_folder.RunFolder,
-        speaker: progress.Speaker,
         interrupts: _Interrupts,
         began: float,
     ) -> None:
         self.cfg, self.plan, self.sdk, self.folder = cfg, run, sdk, folder
-        self.speaker, self.interrupts, self.began = speaker, interrupts, began
-        self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, speaker.warn)
+        self.source, self.learner = source, learner
+        self.speaker, self.interrupts, self.began = interrupts.speaker, interrupts, began
+        self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, self.speaker.warn)
         self.step = 0
         self.saved_step = 0
         self.compile_s = self.executing_s = self.between_s = self.evaluation_s = 0.0
@@ -275,14 +288,10 @@ class _Trainer:
         self._logged_s = 0.0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
 
-    def run(self, stdout: TextIO, width: int) -> int:
-        """Returns the exit code: 0, 1 after a NaN, or 128 and the signal."""
+    def run(self) -> report.RunResult:
+        """Trains to the end, or to a signal; a loss that is not finite is a TrainingError."""
         cfg, run = self.cfg, self.plan
-        self.speaker.say(_version_line(run, self.sdk))
-        self.speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         resumed = self._find_checkpoint()
-        self.source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
-        self.learner = make_learner(cfg, run, self.sdk)
         if resumed:
             _restore(self.learner, resumed, cfg, run, _TIED, whole=True)
             self.step = self.saved_step = resumed.manifest.step
@@ -301,6 +310,8 @@ class _Trainer:
                 self._train_to_end_of_epoch()
                 if not self._stopping() and self._at_end_of_epoch():
                     self._validate()
+            if self.interrupts.signal and self.step:
+                self._save()
         finally:
             self.sampler.stop()
             self.board.close()
@@ -311,8 +322,7 @@ class _Trainer:
                 self._export()
         result = self._result()
         self.folder.write_result(report.result_value(result))
-        stdout.write(_json_line(report.result_value(result)) if cfg.json else report.render_result(result, width))
-        return 128 + self.interrupts.signal if self.interrupts.signal else 0
+        return result
 
     def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
         found = self.store.newest()
@@ -322,6 +332,13 @@ class _Trainer:
             raise cli.UsageError(
                 f"--noresume would start over in {self.folder.path}, which has a checkpoint of step "
                 f"{found.manifest.step:,}. Use another --run_dir, or leave --noresume out."
+            )
+        iterations = self.plan.epochs.device_iterations
+        if found.manifest.step % self.plan.epochs.updates_per_epoch % iterations:
+            raise cli.UsageError(
+                f"--device_iterations={iterations} does not fit {found.path}: it was made {found.manifest.step:,} "
+                f"updates into the run, in the middle of an execution of so many. Use --device_iterations=1, or a "
+                "divisor of that number."
             )
         return found
 
@@ -572,7 +589,8 @@ class _Trainer:
         stopped = None
         if self.interrupts.signal:
             name = signal.Signals(self.interrupts.signal).name
-            stopped = f"{name} after step {self.step:,}, saved. Go on with --run_dir={self.folder.path}."
+            done = f"after step {self.step:,}, saved" if self.step else "before the first step"
+            stopped = f"{name} {done}. Go on with --run_dir={self.folder.path}."
         verdict = report.judge(
             times,
             run.epochs.device_iterations,
@@ -601,7 +619,7 @@ class _Interrupts:
 
     def __init__(self, speaker: progress.Speaker) -> None:
         self.signal = 0
-        self._speaker = speaker
+        self.speaker = speaker
 
     def __enter__(self) -> _Interrupts:
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -616,7 +634,7 @@ class _Interrupts:
             raise KeyboardInterrupt
         self.signal = number
         name = signal.Signals(number).name
-        self._speaker.warn(f"{name}: finishing the execution and saving; once more to stop at once.")
+        self.speaker.warn(f"{name}: finishing the execution and saving; once more to stop at once.")
 
 
 class _Window:

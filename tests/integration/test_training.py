@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -271,7 +270,7 @@ def test_the_input_alone_is_measured_and_compared_with_the_model():
     assert answer["input_samples_per_s"] > 0 and answer["input_bytes_per_s"] > 0 and answer["model_samples_per_s"] > 0
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_tensorflow_is_started(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     done = train(*SMALL, f"--run_dir={tmp_path / 'file' / 'run'}")
     assert done.returncode == 1 and "--run_dir=" in done.stderr and "Traceback" not in done.stderr
@@ -281,10 +280,20 @@ def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path):
     done = train("--dataset=cifar10", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--sdk=emulator")
     assert done.returncode == 1 and str(tmp_path) in done.stderr and "Traceback" not in done.stderr
     assert "download_and_prepare" in done.stderr
+    assert not (tmp_path / "run").exists()
     done = train("--dataset=no_such_set", f"--data_dir={tmp_path}", "--dry_run")
     assert done.returncode == 1 and "no_such_set" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_folder_of_the_run_is_not_made_in_vain(tmp_path):
-    done = train("--dataset=no_such_set", f"--run_dir={tmp_path / 'run'}")
-    assert done.returncode == 1 and not Path(tmp_path / "run").exists()
+def test_more_ipus_than_there_are_is_one_sentence_and_leaves_no_folder(tmp_path):
+    done = train(*SMALL, "--ipus=8", f"--run_dir={tmp_path / 'run'}", IPU_EMULATOR_IPUS="4")
+    assert done.returncode == 1 and "--ipus=8 cannot be attached" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_executions_that_do_not_meet_the_checkpoint_are_refused(whole, tmp_path):
+    folder = tmp_path / "run"
+    assert train(*RUN, f"--run_dir={folder}", "--device_iterations=1", "--epochs=3steps").returncode == 0
+    done = train(*RUN, f"--run_dir={folder}")
+    assert done.returncode == 1 and "--device_iterations=4 does not fit" in done.stderr

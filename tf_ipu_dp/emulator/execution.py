@@ -220,8 +220,8 @@ class _Metrics:
             return last
         signature = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in last.items()}
         numbers = tf.range(self._shape.replicas)
-        every = tf.map_fn(self._results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
-        return {name: self._reduce(values) for name, values in every.items()}
+        of_all = tf.map_fn(self._results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
+        return {name: self._reduce(values) for name, values in of_all.items()}
 
     def _results_of(self, replica: Any) -> Dict[str, Any]:
         for variable in self._variables():
