@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+
+import pytest
 
 from tf_ipu_dp import config, plan, report
 
@@ -120,3 +123,80 @@ def test_the_flowchart_names_everything_once_and_closes_what_it_opens():
         "instance_0 <--> update",
         "instance_1 <--> update",
     ]
+
+
+TIMES = report.Times(total_s=100.0, compile_s=20.0, executing_s=60.0, between_s=2.0, evaluation_s=8.0, input_wait_s=3.0)
+
+
+def make_result(**changes):
+    result = report.RunResult(
+        run_dir="runs/a",
+        model="cnn",
+        dataset="fashion_mini",
+        replicas=8,
+        updates=160,
+        planned_updates=160,
+        timed_samples=62_000,
+        times=TIMES,
+        utilisation_pct=91.94,
+        scores=report.Scores(samples=2048, loss=0.3428, top1=0.8765, top5=0.9985),
+        verdict="Held back by nothing: the device was at work.",
+    )
+    return dataclasses.replace(result, **changes)
+
+
+def test_the_result_reads_like_this():
+    assert report.render_result(make_result(), 100) == (
+        "\n"
+        "cnn on fashion_mini, in runs/a\n"
+        "\n"
+        "Updates             160  of 160\n"
+        "Compiling          20.0  s, with the first execution\n"
+        "Training           57.0  s\n"
+        "Input wait          3.0  s\n"
+        "Evaluation          8.0  s\n"
+        "Other              12.0  s\n"
+        "Total             100.0  s\n"
+        "Throughput        1,000  samples/s\n"
+        "Per replica       125.0  samples/s, 8 replicas\n"
+        "IPU utilisation    91.9  %\n"
+        "Loss             0.3428  on 2,048 validation samples\n"
+        "Accuracy          87.65  %\n"
+        "Top 5             99.85  %\n"
+        "\n"
+        "Held back by nothing: the device was at work.\n"
+    )
+
+
+def test_what_is_not_reported_is_a_dash_in_the_table_and_null_in_the_json():
+    unknown = make_result(
+        utilisation_pct=None, scores=None, timed_samples=0, times=dataclasses.replace(TIMES, input_wait_s=None)
+    )
+    text = report.render_result(unknown, 100)
+    for row in ("Input wait", "IPU utilisation", "Throughput", "Per replica"):
+        assert re.search(rf"^{row} +-  ", text, re.MULTILINE), row
+    value = json.loads(json.dumps(report.result_value(unknown)))
+    assert value["samples_per_s"] is None and value["validation"] is None and value["seconds"]["input_wait"] is None
+
+
+def test_the_parts_of_the_time_add_up_to_the_total():
+    value = report.result_value(make_result())["seconds"]
+    assert value["compile"] + value["executing"] + value["evaluation"] + value["other"] == value["total"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "prefetch", "eight_bit", "text"),
+    [
+        ({}, True, False, "Held back by nothing"),
+        ({"input_wait_s": 30.0}, False, False, "48 % of the training was waiting for samples. Add --prefetch."),
+        ({"input_wait_s": 30.0}, True, False, "Add --eight_bit_io"),
+        ({"input_wait_s": 30.0}, True, True, "more --instances"),
+        ({"between_s": 20.0}, True, False, "25 % of the training was between them. Use --device_iterations=16."),
+        ({"between_s": 20.0, "input_wait_s": 30.0}, True, False, "Held back by its input"),
+        ({"executing_s": 0.0, "between_s": 0.0}, True, False, "Train longer with --epochs"),
+    ],
+    ids=str,
+)
+def test_the_verdict_names_what_held_the_run_back_and_the_flag_to_change(changes, prefetch, eight_bit, text):
+    verdict = report.judge(dataclasses.replace(TIMES, **changes), 2, 32, prefetch, eight_bit)
+    assert text in verdict and "\n" not in verdict
