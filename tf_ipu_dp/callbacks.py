@@ -46,7 +46,11 @@ class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
         now = self._clock()
         began = self._left if self._began is None else self._began
         values = {name: float(value) for name, value in (logs or {}).items()}
-        if not self._after(Execution(began, now, began - self._left, values)):
+        execution = Execution(began, now, began - self._left, values)
+        self._left, self._began = now, None
+        if not self._after(execution):
             self.model.stop_training = True
-        self._left = now
-        self._began = None
+
+    def forgive(self) -> None:
+        """Leaves the time since the execution out of what is told as idle before the next one."""
+        self._left = self._clock()

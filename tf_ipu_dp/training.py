@@ -359,7 +359,7 @@ class _Trainer:
         self._first_step = self.step
         self._window = _Window()
         dataset = _training_data(self.source, self.cfg, run, self.step, end)
-        callback = callbacks.AfterExecution(self._after_execution)
+        self._callback = callbacks.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
         self._watch()
         if not self.compiled:
@@ -369,7 +369,7 @@ class _Trainer:
         else:
             self.speaker.begin_epoch(epoch + 1, end - epoch * per_epoch, self.step - epoch * per_epoch)
         try:
-            self.learner.model.fit(dataset, callbacks=[callback], **fit)
+            self.learner.model.fit(dataset, callbacks=[self._callback], **fit)
         finally:
             if not self.compiled:
                 self._compiling.__exit__(None, None, None)
@@ -384,14 +384,14 @@ class _Trainer:
         loss, accuracy = execution.logs.get("loss", math.nan), execution.logs.get("accuracy", math.nan)
         samples = 0
         if not self.compiled:
-            self._finish_compiling(execution)
+            self._finish_compiling()
         else:
             samples = updates * run.batch.global_batch_size
             self.executing_s += execution.seconds
             self.between_s += execution.idle_s
             self.timed_samples += samples
         if not math.isfinite(loss):
-            self.failure = self._not_finite()
+            self.failure = self._not_finite("The loss")
             return False
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
         self.speaker.advance(updates if samples else 0, loss, accuracy)
@@ -405,12 +405,13 @@ class _Trainer:
             self._save()
         return not self._stopping()
 
-    def _finish_compiling(self, execution: callbacks.Execution) -> None:
+    def _finish_compiling(self) -> None:
         self.compiled = True
-        self.compile_s = execution.ended_s - self._fit_began
+        self._try_checkpoint()
+        self.compile_s = time.perf_counter() - self._fit_began
+        self._callback.forgive()
         self._compiling.__exit__(None, None, None)
         self._report_cache()
-        self._try_checkpoint()
         per_epoch = self.plan.epochs.updates_per_epoch
         first = self._epoch * per_epoch
         self.speaker.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
@@ -451,7 +452,7 @@ class _Trainer:
         """Returns how busy the IPUs were since the last call."""
         return self.sampler.mark()
 
-    def _not_finite(self) -> str:
+    def _not_finite(self, what: str) -> str:
         before = self.step - self.plan.epochs.device_iterations
         last = (
             f"The last good checkpoint is of step {self.saved_step:,}."
@@ -460,7 +461,7 @@ class _Trainer:
         )
         advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
         return (
-            f"The loss became NaN or infinite between steps {before:,} and {self.step:,}. {last} "
+            f"{what} became NaN or infinite between steps {before:,} and {self.step:,}. {last} "
             f"Lower --learning_rate (it rises to {self.plan.recipe.learning_rate:g}), or {advice}."
         )
 
@@ -512,6 +513,9 @@ class _Trainer:
 
     def _save(self) -> None:
         if self.step == self.saved_step:
+            return
+        if not all(np.isfinite(weight).all() for weight in self.learner.model.get_weights()):
+            self.failure = self._not_finite("The weights")
             return
         run = self.plan
         per_epoch = run.epochs.updates_per_epoch
