@@ -24,6 +24,7 @@ SCHEMA = 1
 
 _MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
+_ASIDE = "set-aside-"
 _STEP = re.compile("step-[0-9]{8,}")
 _MOST_VARIABLES_NAMED = 3
 
@@ -121,11 +122,15 @@ class Store:
         """Returns the steps that have a checkpoint, good or not, in ascending order."""
         return sorted(map(_step_of, self._paths()))
 
-    def drop_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps, which the run that goes on from this one will make again."""
+    def set_aside_after(self, step: int) -> None:
+        """Renames the checkpoints of later steps, which the run that goes on from this one will make again."""
         if self._paths():
             with self._alone(wait=True):
-                self._remove([path for path in self._paths() if _step_of(path) > step])
+                for path in self._paths():
+                    if _step_of(path) > step:
+                        aside = path.with_name(f"{_ASIDE}{path.name}")
+                        self._remove([aside] if aside.exists() else [])
+                        path.rename(aside)
 
     @contextlib.contextmanager
     def _alone(self, *, wait: bool) -> Iterator[None]:

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from difflib import get_close_matches
-from typing import Any, Callable, Iterable, List, Mapping, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
@@ -35,10 +35,13 @@ class UsageError(ValueError):
         self.sentences = sentences
 
 
-def run(program: str, body: Callable[[], int], stderr: TextIO) -> int:
+def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
     """Runs a command's body and returns its exit code; a user's mistake is told in a sentence, without a traceback."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    stderr = sys.stderr if stderr is None else stderr
     try:
         code = body()
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -214,7 +215,7 @@ def define_flags(fv: flags.FlagValues) -> None:  # noqa: PLR0915
         flags.DEFINE_integer(name, default, text, lower_bound=lowest, upper_bound=most, flag_values=fv)
 
     def real(name: str, default: Optional[float], text: str, most: float = 1e6) -> None:
-        flags.DEFINE_float(name, default, text, lower_bound=0.0, upper_bound=most, flag_values=fv)
+        own(_RealParser(lower_bound=0.0, upper_bound=most), name, default, text)
 
     def own(parser: flags.ArgumentParser, name: str, default: object, text: str) -> None:  # type: ignore[type-arg, unused-ignore]
         flags.DEFINE(parser, name, default, text, fv, _TypedSerializer())
@@ -364,6 +365,16 @@ def _bounded(digits: str, most: int) -> int:
 class _TypedSerializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unused-ignore]
     def serialize(self, value: object) -> str:
         return cli.typed(value)
+
+
+class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
+    placeholder = "X"
+
+    def convert(self, argument: Any) -> float:
+        value = super().convert(argument)
+        if not math.isfinite(value):  # which passes absl's bounds
+            raise ValueError("it is not a finite number")
+        return float(value)
 
 
 class _NameParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]

@@ -573,6 +573,11 @@ def _load(files: Files, samples: int, channels: int) -> Held:
         end = begin + int(some_labels.shape[0])
         images[begin:end], labels[begin:end] = some_images, some_labels
         begin = end
+    if begin < samples:
+        raise cli.UsageError(
+            f"The files of {files.split} have {begin} of the {samples} samples that they should have. "
+            "Prepare the set again."
+        )
     return _hold(images, labels)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from typing import Any, Iterator, Optional, TextIO
@@ -19,12 +20,42 @@ def render_duration(seconds: float) -> str:
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
+def _has_a_size(stream: TextIO) -> bool:
+    """Whether a terminal says how wide it is; one that does not would be shown neither bar nor lines."""
+    try:
+        return all(os.get_terminal_size(stream.fileno()))
+    except (OSError, ValueError):
+        return True
+
+
+class _Patient:
+    """A stream whose reader may go away: nobody then hears, and the run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: Optional[TextIO] = stream
+        self.encoding = getattr(stream, "encoding", None)
+
+    def write(self, text: str) -> None:
+        try:
+            if self._stream:
+                self._stream.write(text)
+        except (OSError, ValueError):
+            self._stream = None
+
+    def flush(self) -> None:
+        try:
+            if self._stream:
+                self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None
+
+
 class Speaker:
     """Speaks for one instance. A quiet one only passes warnings on."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
+        self._stream = _Patient(stream)
+        self._terminal = stream.isatty() and _has_a_size(stream)
         self._quiet = quiet
         self._bar: Optional[Any] = None
 

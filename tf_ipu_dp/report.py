@@ -28,14 +28,15 @@ class Times:
     total_s: float
     compile_s: float  # with the first execution
     executing_s: float  # in the other executions, input wait included
-    between_s: float  # between executions of an epoch: logging, checkpoints, calls
+    between_s: float  # between them: calls, beginnings and ends of epochs
+    keeping_s: float  # logging and checkpoints
     evaluation_s: float
     input_wait_s: Optional[float]
 
     @property
     def training_s(self) -> float:
         """Returns what throughput is measured over."""
-        return self.executing_s + self.between_s
+        return self.executing_s + self.between_s + self.keeping_s
 
     @property
     def other_s(self) -> float:
@@ -74,23 +75,28 @@ class RunResult:
         return self.timed_samples / self.times.training_s if self.timed_samples and self.times.training_s else None
 
 
-def judge(times: Times, device_iterations: int, updates_per_epoch: int, prefetch: bool, eight_bit_io: bool) -> str:
-    """Returns in one line what held a run back, and the flag to change."""
+def judge(times: Times, device_iterations: int, larger: Sequence[int], prefetch: bool, eight_bit_io: bool) -> str:
+    """Returns in one line what held a run back, and the flag to change. `larger` are device iterations that fit too."""
     if times.training_s <= 0:
-        return "Too short to say what held it back: everything was compiling. Train longer with --epochs."
+        return "Too short to say what held it back. Train longer with --epochs."
     wait = (times.input_wait_s or 0.0) / times.training_s
     between = times.between_s / times.training_s
-    if wait > max(_HELD_BACK, between):
+    keeping = times.keeping_s / times.training_s
+    if wait > max(_HELD_BACK, between, keeping):
         advice = (
             "Add --prefetch."
             if not prefetch
-            else "Add --eight_bit_io, so that the host sends a quarter of the bytes."
+            else "Add --eight_bit_io, so that the host has less to prepare and to send."
             if not eight_bit_io
             else "Use more --instances, so that more host processes load."
         )
         return f"Held back by its input: {100 * wait:.0f} % of the training was waiting for samples. {advice}"
+    if keeping > max(_HELD_BACK, between):
+        return (
+            f"Held back by logging and checkpoints: {100 * keeping:.0f} % of the training. "
+            "Raise --log_every and --checkpoint_every."
+        )
     if between > _HELD_BACK:
-        larger = [n for n in range(device_iterations + 1, updates_per_epoch + 1) if updates_per_epoch % n == 0]
         # Ten times fewer calls, or as near as the epoch's divisors come.
         best = min(larger, key=lambda n: abs(n - 10 * device_iterations), default=None)
         advice = f"Use --device_iterations={best}." if best else "Use a larger --micro_batch_size."
@@ -150,6 +156,7 @@ def result_value(result: RunResult) -> Dict[str, Any]:
             "executing": times.executing_s,
             "input_wait": times.input_wait_s,
             "between_executions": times.between_s,
+            "logging_and_checkpoints": times.keeping_s,
             "evaluation": times.evaluation_s,
             "other": times.other_s,
         },

@@ -70,7 +70,7 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Adds a line of JSON, with null for what is not a finite number; readers see it at once."""
-        line = (json.dumps(_plain(record)) + "\n").encode()
+        line = (json.dumps(plain(record)) + "\n").encode()
         with _told(self.path):
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
@@ -274,20 +274,20 @@ def _megabytes(size: int) -> str:
 
 
 def _render_json(value: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(value), indent=2) + "\n"
+    return json.dumps(plain(value), indent=2) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns what JSON can carry: null for NaN and infinities, numbers for scalars of numpy, text for the rest."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    return _plain(value.item()) if hasattr(value, "item") else str(value)
+    return plain(value.item()) if hasattr(value, "item") else str(value)
 
 
 def _parse_object(text: bytes) -> Optional[Dict[str, Any]]:

@@ -28,6 +28,11 @@ class Sdk:
     gcipuinfo: Any
 
     @property
+    def executable_cache(self) -> Optional[Path]:
+        """Returns where the SDK keeps compiled programs, if it compiles any and was told to."""
+        return _read_executable_cache(os.environ) if self.name == "poplar" else None
+
+    @property
     def serves_ipus(self) -> bool:
         """Whether a model can be exported for serving on IPUs."""
         return self.name == "poplar"
@@ -42,7 +47,7 @@ def set_poplar_flags(environ: MutableMapping[str, str], *flags: str) -> None:
     environ["TF_POPLAR_FLAGS"] = " ".join([*environ.get("TF_POPLAR_FLAGS", "").split(), *flags])
 
 
-def read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
+def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
     """Returns where the SDK keeps compiled programs, if it does: the last such flag counts, then poprun's variable."""
     for flag in reversed(environ.get("TF_POPLAR_FLAGS", "").split()):
         if flag.startswith("--executable_cache_path="):
@@ -88,6 +93,8 @@ def _why_not_poplar() -> Optional[str]:
 def _emulator() -> Sdk:
     from tf_ipu_dp import emulator
 
+    if "--executable_cache_path" in os.environ.get("TF_POPLAR_FLAGS", ""):
+        print("sdk: the emulator compiles nothing; --executable_cache has no effect on it.", file=sys.stderr)
     if "--use_synthetic_data" in os.environ.get("TF_POPLAR_FLAGS", ""):
         print("sdk: the emulator makes no data of its own; the host's synthetic data is used.", file=sys.stderr)
     emulator.install()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Dict, Sequence
 
 from tf_ipu_dp import catalogue, cli, config, plan, run_folder, world
+
+# How a run was divided; its checkpoint can be measured on any other number of IPUs.
+_OF_TRAINING_ALONE = tuple(
+    f"--{name}="
+    for name in (
+        "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
+        "checkpoint_every",
+    )
+)  # fmt: skip
 
 
 def main(words: Sequence[str]) -> int:
@@ -36,11 +46,19 @@ def main(words: Sequence[str]) -> int:
 
 def _parse(words: Sequence[str]) -> config.TrainConfig:
     """A run that is evaluated has its own flags; those on the line win over them."""
-    cfg = config.parse(words)
+    cfg = _at_home(config.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
         own = run_folder.read_run_flags(Path(cfg.run_dir))
-        cfg = config.parse([*own, *words])
+        kept = [flag for flag in own if not flag.startswith(_OF_TRAINING_ALONE)]
+        cfg = _at_home(config.parse([*kept, *words]))
     return cfg
+
+
+def _at_home(cfg: config.TrainConfig) -> config.TrainConfig:
+    """A shell leaves the ~ of --flag=~/folder as it is."""
+    paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
+    changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
+    return dataclasses.replace(cfg, **changes)
 
 
 def _act(cfg: config.TrainConfig, run: plan.RunPlan, began: float) -> int:
@@ -48,6 +66,11 @@ def _act(cfg: config.TrainConfig, run: plan.RunPlan, began: float) -> int:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if cfg.executable_cache is not None:
+        if len(cfg.executable_cache.split()) != 1:
+            raise cli.UsageError(
+                f"--executable_cache={cfg.executable_cache} has a blank in it, at which the Poplar SDK cuts its flags. "
+                "Use a folder without one."
+            )
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
     if cfg.dataset == "synthetic_device":
         sdk.set_poplar_flags(os.environ, "--use_synthetic_data", "--synthetic_data_categories=infeed")

@@ -39,19 +39,20 @@ from tf_ipu_dp import (
     run_folder,
     telemetry,
 )
-from tf_ipu_dp.config import TrainConfig
-from tf_ipu_dp.plan import RunPlan
-from tf_ipu_dp.sdk import Sdk, read_executable_cache
+from tf_ipu_dp.config import LossScaling, TrainConfig
+from tf_ipu_dp.plan import PlanError, RunPlan, plan_run
+from tf_ipu_dp.sdk import Sdk
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 # Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
 _TIED = (
     "model", "norm", "precision", "dataset", "image_size", "augment", "seed", "global_batch_size", "optimizer",
-    "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "momentum", "weight_decay", "l2",
-    "label_smoothing", "reduction",
+    "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "lr_drop_epochs", "warmup_epochs", "momentum",
+    "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction", "updates_per_epoch",
 )  # fmt: skip
 _TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
 _PREFETCH_DEPTH = 3
+_MOST_ITERATIONS = 1024
 # Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
 # Beside checkpoints and export: metrics, TensorBoard, small files.
@@ -86,7 +87,7 @@ def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: Text
         speaker.say(_version_line(run, sdk))
         speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         # The folder comes last, so that what cannot be trained leaves none behind.
-        source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+        source = _open_source(cfg, run)
         learner = make_learner(cfg, run, sdk)
         name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
         needed = _needed_bytes(cfg, run)
@@ -102,7 +103,7 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResul
     """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
     try:
         return trainer.run()
-    except (cli.UsageError, KeyboardInterrupt):
+    except (cli.UsageError, SystemExit):
         raise
     except checkpoints.CheckpointError as error:
         raise TrainingError(str(error)) from error
@@ -110,7 +111,7 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResul
         folder.write_error(0, traceback.format_exc())
         raise TrainingError(
             f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
-            f"All of it is in {folder.errors}; the run goes on from its last checkpoint with --run_dir={folder.path}."
+            f"All of it is in {folder.errors}; go on from the last checkpoint with {_same_run(folder)}."
         ) from error
     except BaseException:
         folder.write_error(0, traceback.format_exc())
@@ -128,7 +129,7 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: T
         raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
     learner = make_learner(cfg, run, sdk)
     _restore(learner, found, cfg, run, _TIED_FOR_EVALUATION, whole=False)
-    source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    source = _open_source(cfg, run)
     with speaker.waiting(f"evaluating step {found.manifest.step:,}"):
         scores = measure(learner, source, cfg, run)
     if cfg.json:
@@ -142,7 +143,7 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: T
 def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
     """Measures the input alone and the model alone, and says whether the one can feed the other."""
     speaker = progress.Speaker(stderr)
-    source = data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    source = _open_source(cfg, run)
     per_update = run.batch.accumulation * run.topology.local_replicas
     dataset = _training_data(source, cfg, run, 0, run.epochs.updates)
     elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
@@ -275,13 +276,13 @@ class _Trainer:
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, self.speaker.warn)
         self.step = 0
         self.saved_step = 0
-        self.compile_s = self.executing_s = self.between_s = self.evaluation_s = 0.0
+        self.compile_s = self.training_s = self.executing_s = self.keeping_s = self.evaluation_s = 0.0
         self.busy_s = self.watched_s = 0.0
         self.waited_s: Optional[float] = None
         self.timed_samples = 0
         self.compiled = False
         self.scores: Optional[report.Scores] = None
-        self.cache = read_executable_cache(os.environ)
+        self.cache = sdk.executable_cache
         self.cached = self._executables()
         self.failure: Optional[str] = None
         self._window = _Window()
@@ -296,21 +297,30 @@ class _Trainer:
             _restore(self.learner, resumed, cfg, run, _TIED, whole=True)
             self.step = self.saved_step = resumed.manifest.step
             self.speaker.say(f"going on from step {self.step:,} ({resumed.path})")
-        self.store.drop_after(self.step)
+            before = resumed.manifest.plan["training"]["updates"]
+            if before != run.epochs.updates and run.recipe.schedule != "constant":
+                self.speaker.say(
+                    f"the learning rate's schedule is now of {run.epochs.updates:,} updates, not {before:,}"
+                )
+        self.store.set_aside_after(self.step)
         self.folder.write_start(cfg, cfg.flag_lines(), report.render_json(run))
         self.folder.truncate_metrics(after_step=self.step)
-        self.board = tf.summary.create_file_writer(str(self.folder.tensorboard))
+        # A run that was resumed is a second curve: event files cannot be cut back to the checkpoint's step.
+        board = self.folder.tensorboard / f"from-step-{self.step:08d}" if resumed else self.folder.tensorboard
+        self.board = tf.summary.create_file_writer(str(board))
         self.sampler = telemetry.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
         self.sampler.start()
         try:
             finished = self.step >= run.epochs.updates
+            if finished:
+                self.speaker.say(f"nothing is left to train: the run is of {run.epochs.updates:,} updates")
             if resumed and (finished or (self._at_end_of_epoch() and not self._validated(self.step))):
                 self._validate()
             while self.step < run.epochs.updates and not self._stopping():
                 self._train_to_end_of_epoch()
                 if not self._stopping() and self._at_end_of_epoch():
                     self._validate()
-            if self.interrupts.signal and self.step:
+            if self.interrupts.signal and self.step and not self.failure:
                 self._save()
         finally:
             self.sampler.stop()
@@ -327,6 +337,11 @@ class _Trainer:
     def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
         found = self.store.newest()
         if found is None:
+            if self.store.steps():
+                raise cli.UsageError(
+                    f"None of the checkpoints in {self.store.folder} can be read, and the run would begin again beside "
+                    "them. Use another --run_dir."
+                )
             return None
         if not self.cfg.resume:
             raise cli.UsageError(
@@ -368,8 +383,10 @@ class _Trainer:
             self._fit_began = time.perf_counter()
         else:
             self.speaker.begin_epoch(epoch + 1, end - epoch * per_epoch, self.step - epoch * per_epoch)
+        self._timed_from = time.perf_counter()
         try:
             self.learner.model.fit(dataset, callbacks=[self._callback], **fit)
+            self.training_s += time.perf_counter() - self._timed_from
         finally:
             if not self.compiled:
                 self._compiling.__exit__(None, None, None)
@@ -388,13 +405,13 @@ class _Trainer:
         else:
             samples = updates * run.batch.global_batch_size
             self.executing_s += execution.seconds
-            self.between_s += execution.idle_s
             self.timed_samples += samples
         if not math.isfinite(loss):
             self.failure = self._not_finite("The loss")
             return False
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
         self.speaker.advance(updates if samples else 0, loss, accuracy)
+        began = time.perf_counter()
         at_end = self.step >= self._epoch_end
         due = self.step % run.log_every < updates and execution.ended_s - self._logged_s >= self._log_period_s
         if at_end or due:
@@ -403,6 +420,7 @@ class _Trainer:
         due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
         if due or self.interrupts.signal:
             self._save()
+        self.keeping_s += time.perf_counter() - began
         return not self._stopping()
 
     def _finish_compiling(self) -> None:
@@ -410,6 +428,7 @@ class _Trainer:
         self._try_checkpoint()
         self.compile_s = time.perf_counter() - self._fit_began
         self._callback.forgive()
+        self._timed_from = time.perf_counter()
         self._compiling.__exit__(None, None, None)
         self._report_cache()
         per_epoch = self.plan.epochs.updates_per_epoch
@@ -440,10 +459,8 @@ class _Trainer:
             return
         if self._executables() - self.cached:
             self.speaker.say(f"executable cache: miss, compiled and kept in {self.cache}")
-        elif self.cached:
-            self.speaker.say(f"executable cache: hit in {self.cache}")
         else:
-            self.speaker.say(f"executable cache: not used, there was nothing to compile ({self.cache} is empty)")
+            self.speaker.say(f"executable cache: hit in {self.cache}")
 
     def _executables(self) -> Set[Path]:
         return set(self.cache.glob("**/*.poplar_exec")) if self.cache else set()
@@ -462,7 +479,8 @@ class _Trainer:
         advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
         return (
             f"{what} became NaN or infinite between steps {before:,} and {self.step:,}. {last} "
-            f"Lower --learning_rate (it rises to {self.plan.recipe.learning_rate:g}), or {advice}."
+            f"Begin again in another --run_dir with a lower --learning_rate (it rises to "
+            f"{self.plan.recipe.learning_rate:g}), or {advice}."
         )
 
     def _log(self) -> None:
@@ -552,6 +570,8 @@ class _Trainer:
             "top5": self.scores.top5,
             "seconds": seconds,
         }
+        if not math.isfinite(self.scores.loss):
+            self.failure = self._not_finite("The validation's loss")
         if not self._validated(self.step):
             self.folder.append_metrics(record)
             self._to_board(record)
@@ -580,13 +600,25 @@ class _Trainer:
                 str(self.folder.export / "ipu"), batch_size=run.batch.micro_batch_size
             )
 
+    def _larger_executions(self) -> List[int]:
+        """Returns the device iterations above the present ones that the planner takes with all other flags."""
+        per_epoch = self.plan.epochs.updates_per_epoch
+        found = []
+        for number in range(self.plan.epochs.device_iterations + 1, min(per_epoch, _MOST_ITERATIONS) + 1):
+            if per_epoch % number == 0:
+                with contextlib.suppress(PlanError):
+                    plan_run(dataclasses.replace(self.cfg, device_iterations=number), self.plan.dataset)
+                    found.append(number)
+        return found
+
     def _result(self) -> report.RunResult:
         run = self.plan
         times = report.Times(
             total_s=time.perf_counter() - self.began,
             compile_s=self.compile_s,
             executing_s=self.executing_s,
-            between_s=self.between_s,
+            between_s=max(self.training_s - self.executing_s - self.keeping_s, 0.0),
+            keeping_s=self.keeping_s,
             evaluation_s=self.evaluation_s,
             input_wait_s=self.waited_s,
         )
@@ -594,14 +626,12 @@ class _Trainer:
         if self.interrupts.signal:
             name = signal.Signals(self.interrupts.signal).name
             done = f"after step {self.step:,}, saved" if self.step else "before the first step"
-            stopped = f"{name} {done}. Go on with --run_dir={self.folder.path}."
+            stopped = f"{name} {done}. Go on with {_same_run(self.folder)}."
         verdict = report.judge(
-            times,
-            run.epochs.device_iterations,
-            run.epochs.updates_per_epoch,
-            self.cfg.prefetch,
-            self.cfg.eight_bit_io,
+            times, run.epochs.device_iterations, self._larger_executions(), self.cfg.prefetch, self.cfg.eight_bit_io
         )
+        if self.step and not self.compiled:
+            verdict = "Nothing was left to train."
         return report.RunResult(
             run_dir=str(self.folder.path),
             model=self.cfg.model,
@@ -634,10 +664,11 @@ class _Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: Optional[FrameType]) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
-        self.signal = number
         name = signal.Signals(number).name
+        if self.signal:
+            self.speaker.warn(f"{name}: stopped at once.")
+            raise SystemExit(128 + number)
+        self.signal = number
         self.speaker.warn(f"{name}: finishing the execution and saving; once more to stop at once.")
 
 
@@ -672,12 +703,25 @@ class _Window:
         return done
 
 
+def _open_source(cfg: TrainConfig, run: RunPlan) -> data.Source:
+    try:
+        return data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    except tf.errors.OpError as error:
+        raise cli.UsageError(
+            f"--dataset={cfg.dataset} cannot be read ({type(error).__name__}: {_first_line(error.message)}). "
+            "Remove its folder and prepare it again."
+        ) from error
+
+
 def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Tuple[Any, bool]:
     """Returns the strategy, and whether it is PopDist's, which divides losses by all replicas."""
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
     if cfg.deterministic:
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
+    if cfg.precision == "16.16" and not cfg.deterministic:
+        # Without it, updates below half a step of the 16-bit weights are lost.
+        ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
     distributed = bool(sdk.popdist.isPopdistEnvSet())
     if distributed:
         sdk.popdist.init()
@@ -717,6 +761,8 @@ def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulat
 
 
 def _seed_everything(cfg: TrainConfig) -> None:
+    # Keras has opinions on callbacks that save and on models without metrics; a run's own lines are enough.
+    tf.get_logger().setLevel("ERROR")
     random.seed(cfg.seed)
     np.random.seed(cfg.seed % 2**32)
     tf.random.set_seed(cfg.seed)
@@ -772,8 +818,8 @@ def _restore(
     state = learner.state if whole else tf.train.Checkpoint(model=learner.model)
     status = state.read(str(found.prefix))
     status.assert_existing_objects_matched()
-    if not whole:
-        status.expect_partial()
+    if not whole or found.manifest.step >= run.epochs.updates:
+        status.expect_partial()  # the optimizer's part waits for steps that do not come
 
 
 def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
@@ -785,6 +831,8 @@ def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
         augment=run.augment,
         global_batch_size=run.batch.global_batch_size,
         learning_rate=run.recipe.learning_rate,
+        loss_scaling=LossScaling(run.recipe.loss_scale),
+        updates_per_epoch=run.epochs.updates_per_epoch,
     )
     return {name: cli.typed(value) for name, value in values.items() if value is not None}
 
@@ -802,7 +850,9 @@ def _versions(sdk: Sdk) -> Dict[str, str]:
 def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
     """Weights and up to two slots for each, in every checkpoint that is kept and the one being written; the export."""
     copies = {"sgd": 2, "lars": 2, "adam": 3}[cfg.optimizer]
-    return 4 * run.model.architecture.parameters * (copies * (cfg.keep_checkpoints + 1) + cfg.export) + _ROOM_BYTES
+    made = -(-run.epochs.updates // run.checkpoint_every)
+    kept = min(cfg.keep_checkpoints, made) + 1
+    return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _ROOM_BYTES
 
 
 def _input_dtype(run: RunPlan) -> str:
@@ -832,8 +882,12 @@ def _score_words(scores: report.Scores) -> str:
     )
 
 
+def _same_run(folder: run_folder.RunFolder) -> str:
+    return f"--flagfile={folder.run_flags} --run_dir={folder.path}"
+
+
 def _json_line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value) + "\n"
+    return json.dumps(run_folder.plain(value)) + "\n"
 
 
 def _first_line(text: str) -> str:

@@ -168,7 +168,7 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_p
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
     assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
-    assert "Go on with --run_dir" in stdout
+    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in stdout
     (step,) = steps_of(folder)
     assert 0 < step < 256
     done = train(*RUN, f"--run_dir={folder}")
@@ -185,6 +185,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
     done = train(*RUN, f"--run_dir={folder}")
     assert done.returncode == 0, done.stderr
     assert "step-00000256 is damaged" in done.stderr and "going on from step 128" in done.stderr
+    assert (folder / "checkpoints" / "set-aside-step-00000256").exists()
     assert_same_bits(weights(whole[0]), weights(folder))
 
 
@@ -195,6 +196,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
         ("--model=cnn", "--model was mlp and is cnn"),
         ("--learning_rate=0.3", "--learning_rate was 0.05 and is 0.3"),
         ("--micro_batch_size=8", "--global_batch_size was 64 and is 32"),
+        ("--updates_per_epoch=64", "--updates_per_epoch was 128 and is 64"),
     ],
     ids=str,
 )
@@ -209,7 +211,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_difference(whole, chang
 def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole):
     answers = set()
     for ipus in (1, 4):
-        done = train("--evaluate", f"--run_dir={whole[0]}", f"--ipus={ipus}", "--device_iterations=1", "--json")
+        done = train("--evaluate", f"--run_dir={whole[0]}", f"--ipus={ipus}", "--json")
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         answers.add((answer["loss"], answer["top1"], answer["top5"], answer["samples"]))
@@ -297,3 +299,71 @@ def test_executions_that_do_not_meet_the_checkpoint_are_refused(whole, tmp_path)
     assert train(*RUN, f"--run_dir={folder}", "--device_iterations=1", "--epochs=3steps").returncode == 0
     done = train(*RUN, f"--run_dir={folder}")
     assert done.returncode == 1 and "--device_iterations=4 does not fit" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_again_beside_them(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    for manifest in (folder / "checkpoints").glob("*/manifest.json"):
+        manifest.write_text("{}")
+    before = contents(folder / "checkpoints")
+    done = train(*RUN, f"--run_dir={folder}")
+    assert done.returncode == 1 and "Use another --run_dir." in done.stderr
+    assert before == contents(folder / "checkpoints")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    folder = tmp_path / "run"
+    process = start(*RUN, f"--run_dir={folder}", "--log_every=4")
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert steps_of(folder) == [128, 256]
+    closed = subprocess.run(
+        f"{sys.executable} -m tf_ipu_dp.train {' '.join(RUN)} --run_dir={folder} --json 2>&-",
+        shell=True, capture_output=True, text=True, check=False, env=environ(),
+    )  # fmt: skip
+    assert closed.returncode == 0 and json.loads(closed.stdout)["verdict"] == "Nothing was left to train."
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_in_its_last_update_does_not_end_well(tmp_path):
+    words = ("--epochs=2steps", "--learning_rate=1000000", "--lr_schedule=constant", "--warmup_epochs=0", "--json")
+    done = train(*SMALL, *words, f"--run_dir={tmp_path / 'run'}")
+    assert done.returncode == 1 and not done.stdout
+    assert "became NaN or infinite between steps" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_records_that_are_missing_are_told_in_a_sentence(tmp_path):
+    folder = tmp_path / "data" / "some_set" / "1.0.0"
+    folder.mkdir(parents=True)
+    split = {"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}", "numBytes": "100"}
+    splits = [{**split, "name": name, "shardLengths": ["512"]} for name in ("train", "test")]
+    info = {"name": "some_set", "version": "1.0.0", "fileFormat": "tfrecord", "splits": splits}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    kinds = "tensorflow_datasets.core.features"
+    image = {
+        "pythonClassName": f"{kinds}.image_feature.Image",
+        "image": {"shape": {"dimensions": ["28", "28", "1"]}, "dtype": "uint8", "encodingFormat": "png"},
+    }
+    label = {"pythonClassName": f"{kinds}.class_label_feature.ClassLabel", "classLabel": {"numClasses": "10"}}
+    both = {
+        "pythonClassName": f"{kinds}.features_dict.FeaturesDict",
+        "featuresDict": {"features": {"image": image, "label": label}},
+    }
+    (folder / "features.json").write_text(json.dumps(both))
+    done = train(
+        "--dataset=some_set", f"--data_dir={tmp_path / 'data'}", "--sdk=emulator", f"--run_dir={tmp_path / 'run'}"
+    )
+    assert (
+        done.returncode == 1 and "--dataset=some_set cannot be read" in done.stderr and "Traceback" not in done.stderr
+    )
+
+
+def test_numbers_that_are_none_are_refused():
+    for flag in ("learning_rate", "warmup_epochs", "weight_decay", "momentum"):
+        done = train(f"--{flag}=nan", "--dry_run")
+        assert done.returncode == 1 and f"--{flag}=nan" in done.stderr and "Traceback" not in done.stderr

@@ -127,11 +127,12 @@ def test_the_newest_checkpoints_are_kept_and_older_ones_removed(tmp_path, keep):
     assert not leftovers(store)
 
 
-def test_steps_later_than_the_one_a_run_goes_on_from_can_be_dropped(tmp_path):
+def test_steps_later_than_the_one_a_run_goes_on_from_are_set_aside(tmp_path):
     store, _ = make_store(tmp_path, 9, [8, 16, 24, 32])
-    store.drop_after(16)
+    for _ in range(2):
+        store.set_aside_after(16)
     assert store.steps() == [8, 16]
-    assert not leftovers(store)
+    assert checkpoints.open_checkpoint(store.folder / "set-aside-step-00000032").manifest.step == 32
 
 
 def test_a_good_checkpoint_of_the_same_step_is_kept_and_a_damaged_one_replaced(tmp_path):

@@ -125,7 +125,15 @@ def test_the_flowchart_names_everything_once_and_closes_what_it_opens():
     ]
 
 
-TIMES = report.Times(total_s=100.0, compile_s=20.0, executing_s=60.0, between_s=2.0, evaluation_s=8.0, input_wait_s=3.0)
+TIMES = report.Times(
+    total_s=100.0,
+    compile_s=20.0,
+    executing_s=60.0,
+    between_s=1.0,
+    keeping_s=1.0,
+    evaluation_s=8.0,
+    input_wait_s=3.0,
+)
 
 
 def make_result(**changes):
@@ -192,11 +200,12 @@ def test_the_parts_of_the_time_add_up_to_the_total():
         ({"input_wait_s": 30.0}, True, False, "Add --eight_bit_io"),
         ({"input_wait_s": 30.0}, True, True, "more --instances"),
         ({"between_s": 20.0}, True, False, "25 % of the training was between them. Use --device_iterations=16."),
+        ({"keeping_s": 20.0}, True, False, "logging and checkpoints: 25 % of the training. Raise --log_every"),
         ({"between_s": 20.0, "input_wait_s": 30.0}, True, False, "Held back by its input"),
-        ({"executing_s": 0.0, "between_s": 0.0}, True, False, "Train longer with --epochs"),
+        ({"executing_s": 0.0, "between_s": 0.0, "keeping_s": 0.0}, True, False, "Train longer with --epochs"),
     ],
     ids=str,
 )
 def test_the_verdict_names_what_held_the_run_back_and_the_flag_to_change(changes, prefetch, eight_bit, text):
-    verdict = report.judge(dataclasses.replace(TIMES, **changes), 2, 32, prefetch, eight_bit)
+    verdict = report.judge(dataclasses.replace(TIMES, **changes), 2, [4, 8, 16, 32], prefetch, eight_bit)
     assert text in verdict and "\n" not in verdict
