@@ -135,7 +135,9 @@ def render_result(result: RunResult, width: int) -> str:
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
     ending = f"Stopped: {result.stopped}" if result.stopped else result.verdict
     table = render_table(("", "", ""), rows, width, right=(1,))
-    return f"\n{title}\n\n{table}\n{textwrap.fill(ending, max(width, _LEAST_WIDTH), break_long_words=False, break_on_hyphens=False)}\n"
+    # Paths are to be copied, so that words stay whole.
+    last = textwrap.fill(ending, max(width, _LEAST_WIDTH), break_long_words=False, break_on_hyphens=False)
+    return f"\n{title}\n\n{table}\n{last}\n"
 
 
 def result_value(result: RunResult) -> Dict[str, Any]:
