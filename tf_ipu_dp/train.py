@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
-from tf_ipu_dp import catalogue, cli, config, plan, run_folder, world
+from tf_ipu_dp import catalogue, cli, config, plan, world
 
 # How a run was divided; its checkpoint can be measured on any other number of IPUs.
 _OF_TRAINING_ALONE = tuple(
@@ -48,6 +48,8 @@ def _parse(words: Sequence[str]) -> config.TrainConfig:
     """A run that is evaluated has its own flags; those on the line win over them."""
     cfg = _at_home(config.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
+        from tf_ipu_dp import run_folder
+
         own = run_folder.read_run_flags(Path(cfg.run_dir))
         kept = [flag for flag in own if not flag.startswith(_OF_TRAINING_ALONE)]
         cfg = _at_home(config.parse([*kept, *words]))

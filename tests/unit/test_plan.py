@@ -100,13 +100,13 @@ def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_i
                     assert value is None or str(value) in str(problem)
 
 
-def test_thousands_of_random_command_lines_end_in_a_plan_or_in_sentences():
+def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
     rng = random.Random(20)
     names = [name for names in config.GROUPS.values() for name in names] + ["ipu", "flagfile", "nojson", "", "help_me"]
     values = ["0", "1", "2", "3", "8", "64", "-1", "3.5", "x", "", "1e3", "10" * 40, "9" * 5000, "a,b", ",", "200steps",
               "0steps", "grouped", "emulator", "true", "é", "\x00", "--", "cifar10", "mermaid", "²"]  # fmt: skip
     plans = refusals = 0
-    for _ in range(3_000):
+    for _ in range(10_000):
         words = []
         for _ in range(rng.randrange(6)):
             name, value = rng.choice(names), rng.choice(values)
@@ -122,7 +122,7 @@ def test_thousands_of_random_command_lines_end_in_a_plan_or_in_sentences():
             plans += 1
             if run.topology.ipus < 10_000:
                 assert_obeys_the_rules(run)
-    assert plans > 30 and refusals > 1000
+    assert plans > 100 and refusals > 1000
 
 
 @pytest.mark.parametrize(("stages", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16)], ids=str)
