@@ -424,12 +424,12 @@ class _Trainer:
         return not self._stopping()
 
     def _finish_compiling(self) -> None:
-        self.compiled = True
         self._try_checkpoint()
         self.compile_s = time.perf_counter() - self._fit_began
         self._callback.forgive()
         self._timed_from = time.perf_counter()
         self._compiling.__exit__(None, None, None)
+        self.compiled = True
         self._report_cache()
         per_epoch = self.plan.epochs.updates_per_epoch
         first = self._epoch * per_epoch
