@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
 
-from tf_ipu_dp.emulator import infeeds, replicas
+from tf_ipu_dp.emulator import infeeds, instances, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
@@ -55,7 +55,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     def train(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
         def update(number: Any) -> List[Any]:
             del number
-            if shape.replicas * shape.accumulation == 1:
+            if shape.replicas * shape.accumulation == 1 and not _spans_instances(model):
                 with metrics.of_replica(0):
                     _as_replica(model, model.train_step, next(iterator))
                 model._train_counter.assign_add(1)
@@ -64,6 +64,8 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             return []
 
         _repeat(shape.steps // shape.accumulation, update)
+        if _spans_instances(model):
+            _settle_instances(model)
         return metrics.logs()
 
     return _Execution(model, shape, train, training=True)
@@ -142,7 +144,7 @@ class _Execution:
         if self._together is not None or stateful:
             return self._run_together(iterator)
         if self._sliced is None:
-            if self._shape.replicas * self._shape.accumulation > 1:
+            if self._shape.replicas * self._shape.accumulation > 1 or _spans_instances(self._model):
                 _build(self._model, iterator, self._training)
                 _Metrics(self._model, self._shape, together=False).make_banks()
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
@@ -320,6 +322,8 @@ def _apply(model: Any, gradients: List[Any], together: bool) -> None:
     assert program is not None
     if together:
         gradients = replicas.meet(gradients, replicas.total)
+    if _spans_instances(model):
+        gradients = instances.sum_over_instances(gradients, "gradients")
     updating = dataclasses.replace(program, updating=True)
     try:
         with replicas.traced_as(updating):
@@ -328,6 +332,18 @@ def _apply(model: Any, gradients: List[Any], together: bool) -> None:
     finally:
         program.must_meet |= updating.must_meet
         program.random_ops = updating.random_ops
+
+
+def _spans_instances(model: Any) -> bool:
+    return instances.count() > 1 and getattr(model.distribute_strategy, "spans_instances", False)
+
+
+def _settle_instances(model: Any) -> None:
+    """Keeps the mean of the instances' moving statistics: as these are linear, it comes to the same as at every step."""
+    moving = [each for each in model.non_trainable_variables if not each.trainable and each.dtype.is_floating]
+    totals = instances.sum_over_instances([each.read_value() for each in moving], "statistics") if moving else []
+    for variable, total in zip(moving, totals):
+        variable.assign(total / tf.cast(instances.count(), total.dtype))
 
 
 def _as_replica(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:

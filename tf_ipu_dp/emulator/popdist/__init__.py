@@ -1,10 +1,11 @@
-"""`popdist` for one instance: the topology of poprun's variables, or one replica without them. No TensorFlow."""
+"""`popdist`: the topology of poprun's variables, or one replica without them. No TensorFlow until `init`."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Callable, Iterable, Optional
 
+from tf_ipu_dp.emulator import instances as job
 from tf_ipu_dp.emulator import registry
 from tf_ipu_dp.emulator.refusal import refused
 
@@ -19,8 +20,6 @@ registerBackend = refused("popdist.registerBackend", _BACKENDS)  # noqa: N816
 registerDefaultBackend = refused("popdist.registerDefaultBackend", _BACKENDS)  # noqa: N816
 registerCommunicator = refused("popdist.registerCommunicator", _BACKENDS)  # noqa: N816
 
-_initialised = False
-
 
 def isPopdistEnvSet() -> bool:  # noqa: N802
     """Whether poprun started this process."""
@@ -29,18 +28,12 @@ def isPopdistEnvSet() -> bool:  # noqa: N802
 
 def init() -> None:
     """Starts the communication between the instances. Calling it again is harmless."""
-    global _initialised  # noqa: PLW0603
-    if getNumInstances() > 1:
-        raise RuntimeError(
-            f"The emulator's popdist runs one instance, and poprun started {getNumInstances()}. "
-            "Start one instance with more replicas."
-        )
-    _initialised = True
+    job.connect()
 
 
 def isBackendInitialized() -> bool:  # noqa: N802
     """Whether `init` has been called."""
-    return _initialised
+    return job.is_connected()
 
 
 def initializeBackend() -> None:  # noqa: N802
@@ -50,12 +43,12 @@ def initializeBackend() -> None:  # noqa: N802
 
 def finalizeBackend() -> None:  # noqa: N802
     """Ends the communication."""
-    global _initialised  # noqa: PLW0603
-    _initialised = False
+    job.disconnect()
 
 
 def synchronize() -> None:
-    """Waits for the other instances; there are none."""
+    """Waits for the other instances."""
+    job.wait_for_all()
 
 
 def getNumInstances() -> int:  # noqa: N802

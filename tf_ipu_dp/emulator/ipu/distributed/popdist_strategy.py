@@ -6,15 +6,27 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import popdist
+from tf_ipu_dp.emulator import instances, popdist
 from tf_ipu_dp.emulator.ipu import ipu_strategy
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
+
+
+class _Extended(ipu_strategy.Extended):
+    """Variables begin with instance 0's values, wherever they are made."""
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        with tf.init_scope():
+            if instances.count() > 1 and tf.executing_eagerly():
+                variable.assign(instances.broadcast(variable.read_value(), "variable"))
+        return variable
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
     """The replicas of all instances. `num_replicas_in_sync` counts them, so Keras' losses are divided by them."""
 
     supports_loss_scaling = True
+    spans_instances = True
 
     def __init__(
         self,
@@ -25,7 +37,7 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
     ) -> None:
         popdist.init()
         reduces = add_ipu_cross_replica_reductions
-        extended = ipu_strategy.Extended(self, popdist.getNumTotalReplicas(), reduces)
+        extended = _Extended(self, popdist.getNumTotalReplicas(), reduces)
         tf.compat.v1.distribute.Strategy.__init__(self, extended)
         self.device_ordinal = ordinal_of(ipu_device)
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
