@@ -19,6 +19,14 @@ SMALL = ("--model=mlp", "--dataset=synthetic", "--sdk=emulator", "--image_size=2
 RUN = (*SMALL, "--ipus=4", "--micro_batch_size=16", "--device_iterations=4", "--epochs=2", "--deterministic")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def partition(tmp_path_factory):
+    """IPUs of our own, whoever else is training on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPU_EMULATOR_DIR", str(tmp_path_factory.mktemp("partition") / "of_tests"))
+        yield
+
+
 def environ(**more):
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **more}
 
