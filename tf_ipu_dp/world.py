@@ -1,8 +1,14 @@
-"""Who am I, and how many are we: the job as the launcher's environment describes it. No TensorFlow."""
+"""Who am I, and how many are we: the job as the launcher's environment describes it, and what its instances exchange.
+
+No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, which is handed in.
+"""
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+import dataclasses
+import json
+import struct
+from typing import Any, List, Mapping, Optional, Sequence
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.plan import LaunchedTopology
@@ -49,6 +55,46 @@ def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
         instance=offset // local,
         hosts=_read_hosts(environ, replicas // local),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The instances of a job, as one of them sees it. Every method is called by all of them, in the same order."""
+
+    instance: int = 0
+    instances: int = 1
+    distributed: Any = None  # the SDK's module, if there are several
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the instance that speaks and writes."""
+        return self.instance == 0
+
+    def sums(self, values: Sequence[float]) -> List[float]:
+        """Returns the sums over all instances, of doubles: each travels exactly, whatever the wire carries."""
+        everyone = self.gather(struct.pack(f"<{len(values)}d", *values))
+        parts = [struct.unpack(f"<{len(values)}d", part) for part in everyone]
+        return [sum(column) for column in zip(*parts)]
+
+    def gather(self, message: bytes) -> List[bytes]:
+        """Returns the messages of all instances; they may differ in length."""
+        if self.instances == 1:
+            return [message]
+        lengths = self._gather_numbers([len(message)])
+        longest = max(length for (length,) in lengths)
+        padded = list(message.ljust(longest, b"\0"))
+        return [bytes(part[:length]) for part, (length,) in zip(self._gather_numbers(padded), lengths)]
+
+    def agree(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns instance 0's value on all of them."""
+        answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
+        return answer
+
+    def _gather_numbers(self, numbers: List[int]) -> List[List[int]]:
+        import numpy as np
+
+        gathered = self.distributed.allgather(np.asarray(numbers, np.int32))
+        return [[int(number) for number in row] for row in np.asarray(gathered)]
 
 
 def _read_hosts(environ: Mapping[str, str], instances: int) -> Optional[int]:
