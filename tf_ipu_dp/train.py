@@ -31,17 +31,18 @@ def main(words: Sequence[str]) -> int:
         return 0
     cfg = _parse(words)
     dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
-    run = plan.plan_run(cfg, dataset, world.read_launched(os.environ))
+    launched = world.read_launched(os.environ)
+    run = plan.plan_run(cfg, dataset, launched)
     if cfg.dry_run:
         _show(cfg, run)
         return 0
-    if run.topology.instances > 1:
+    if run.topology.instances > 1 and launched is None:
         _require_horovod(run.topology.instances)
         raise cli.UsageError(
             f"--instances={run.topology.instances} cannot be trained by this version, only planned. "
             "Use --instances=1, or add --dry_run."
         )
-    return _act(cfg, run, began)
+    return _act(cfg, run, launched.instance if launched else 0, began)
 
 
 def _parse(words: Sequence[str]) -> config.TrainConfig:
@@ -63,7 +64,7 @@ def _at_home(cfg: config.TrainConfig) -> config.TrainConfig:
     return dataclasses.replace(cfg, **changes)
 
 
-def _act(cfg: config.TrainConfig, run: plan.RunPlan, began: float) -> int:
+def _act(cfg: config.TrainConfig, run: plan.RunPlan, instance: int, began: float) -> int:
     from tf_ipu_dp import sdk
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -87,7 +88,7 @@ def _act(cfg: config.TrainConfig, run: plan.RunPlan, began: float) -> int:
         return training.evaluate(cfg, run, modules, sys.stdout, sys.stderr)
     if cfg.input_only:
         return training.measure_input(cfg, run, modules, sys.stdout, sys.stderr)
-    return training.train(cfg, run, modules, sys.stdout, sys.stderr, _width(), began)
+    return training.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
 
 
 def _require_horovod(instances: int) -> None:

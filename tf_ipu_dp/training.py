@@ -42,6 +42,7 @@ from tf_ipu_dp import (
 from tf_ipu_dp.config import LossScaling, TrainConfig
 from tf_ipu_dp.plan import PlanError, RunPlan, plan_run
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.world import World
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 # Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
@@ -67,6 +68,7 @@ class TrainingError(cli.UsageError):
 class Learner:
     """A model on its device, and what belongs to its training."""
 
+    world: World
     model: Any
     evaluator: Any  # the same layers, with executions of the validation's length
     schedule: Any
@@ -77,29 +79,47 @@ class Learner:
         return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
 
-def train(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO, width: int, began: float) -> int:
+def train(
+    cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO, width: int, began: float
+) -> int:
     """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
 
     `began` is when the command began, on the clock of time.perf_counter.
     """
-    speaker = progress.Speaker(stderr)
+    speaker = progress.Speaker(stderr, quiet=instance > 0)
     with _Interrupts(speaker) as interrupts:
         speaker.say(_version_line(run, sdk))
         speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         # The folder comes last, so that what cannot be trained leaves none behind.
         source = _open_source(cfg, run)
-        learner = make_learner(cfg, run, sdk)
-        name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
-        needed = _needed_bytes(cfg, run)
-        with run_folder.open_folder(cfg.run_dir, name=name, now=datetime.now(), needed_bytes=needed) as folder:
+        learner = make_learner(cfg, run, sdk, instance)
+        with _open_folder(cfg, run, learner.world) as folder:
             trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
-            result = _guarded(trainer, folder)
+            result = _guarded(trainer, folder, instance)
         value = report.result_value(result)
-        stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
-        return 128 + interrupts.signal if interrupts.signal else 0
+        if learner.world.leads:
+            stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
+        return 128 + trainer.stop_signal if trainer.stop_signal else 0
 
 
-def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResult:
+def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
+    """Returns the run's folder: instance 0's to hold and to write, and only its name for the others."""
+    folder, problem = None, ""
+    if world.leads:
+        name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
+        try:
+            folder = run_folder.open_folder(
+                cfg.run_dir, name=name, now=datetime.now(), needed_bytes=_needed_bytes(cfg, run)
+            )
+        except cli.UsageError as error:
+            problem = str(error)
+    answer = world.agree({"path": str(folder.path) if folder else "", "problem": problem})
+    if answer["problem"]:
+        raise cli.UsageError(answer["problem"])
+    return folder or run_folder.RunFolder(Path(answer["path"]))
+
+
+def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, instance: int) -> report.RunResult:
     """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
     try:
         return trainer.run()
@@ -108,13 +128,13 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResul
     except checkpoints.CheckpointError as error:
         raise TrainingError(str(error)) from error
     except tf.errors.OpError as error:
-        folder.write_error(0, traceback.format_exc())
+        folder.write_error(instance, traceback.format_exc())
         raise TrainingError(
             f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
             f"All of it is in {folder.errors}; go on from the last checkpoint with {_same_run(folder)}."
         ) from error
     except BaseException:
-        folder.write_error(0, traceback.format_exc())
+        folder.write_error(instance, traceback.format_exc())
         raise
 
 
@@ -181,7 +201,7 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stde
     return 0
 
 
-def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
+def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int = 0) -> Learner:
     """Attaches the IPUs and makes the model, its optimizer and its options on them."""
     _seed_everything(cfg)
     strategy, distributed = _attach(cfg, run, sdk)
@@ -215,7 +235,10 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
         evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
         for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
             _set_options(each, cfg, run, sdk, accumulation, method)
+    several = run.topology.instances > 1
+    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
     return Learner(
+        world=World(instance, run.topology.instances, collectives),
         model=model,
         evaluator=evaluator,
         schedule=optimizers.Schedule(recipe),
@@ -223,8 +246,9 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Learner:
     )
 
 
-def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan, instance: int = 0) -> report.Scores:
-    """Returns the scores over every validation sample, each counted once, whatever the replicas."""
+def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan) -> report.Scores:
+    """Returns the scores over every validation sample, each counted once, whatever the replicas and instances."""
+    instance = learner.world.instance
     dataset = data.make_validation(
         source,
         run,
@@ -236,7 +260,9 @@ def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPla
     outputs = learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0)
     logits: Any = np.asarray(outputs, np.float64)
     labels = data.labels_of_validation(source, run, instance)
-    return score(logits[: len(labels)], labels)
+    own = score(logits[: len(labels)], labels)
+    count, *totals = learner.world.sums([own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))])
+    return report.Scores(int(count), *(total / count for total in totals))
 
 
 def score(logits: Any, labels: Any) -> report.Scores:
@@ -285,6 +311,8 @@ class _Trainer:
         self.cache = sdk.executable_cache
         self.cached = self._executables()
         self.failure: Optional[str] = None
+        self.stop_signal = 0  # of any instance
+        self.world = learner.world
         self._window = _Window()
         self._logged_s = 0.0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
@@ -302,12 +330,13 @@ class _Trainer:
                 self.speaker.say(
                     f"the learning rate's schedule is now of {run.epochs.updates:,} updates, not {before:,}"
                 )
-        self.store.set_aside_after(self.step)
-        self.folder.write_start(cfg, cfg.flag_lines(), report.render_json(run))
-        self.folder.truncate_metrics(after_step=self.step)
+        if self.world.leads:
+            self.store.set_aside_after(self.step)
+            self.folder.write_start(cfg, cfg.flag_lines(), report.render_json(run))
+            self.folder.truncate_metrics(after_step=self.step)
         # A run that was resumed is a second curve: event files cannot be cut back to the checkpoint's step.
         board = self.folder.tensorboard / f"from-step-{self.step:08d}" if resumed else self.folder.tensorboard
-        self.board = tf.summary.create_file_writer(str(board))
+        self.board = tf.summary.create_file_writer(str(board)) if self.world.leads else tf.summary.create_noop_writer()
         self.sampler = telemetry.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
         self.sampler.start()
         try:
@@ -320,18 +349,19 @@ class _Trainer:
                 self._train_to_end_of_epoch()
                 if not self._stopping() and self._at_end_of_epoch():
                     self._validate()
-            if self.interrupts.signal and self.step and not self.failure:
+            if self.stop_signal and self.step and not self.failure:
                 self._save()
         finally:
             self.sampler.stop()
             self.board.close()
         if self.failure:
             raise TrainingError(self.failure)
-        if cfg.export and not self._stopping():
+        if cfg.export and self.world.leads and not self._stopping():
             with self.speaker.waiting("exporting"):
                 self._export()
         result = self._result()
-        self.folder.write_result(report.result_value(result))
+        if self.world.leads:
+            self.folder.write_result(report.result_value(result))
         return result
 
     def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
@@ -358,7 +388,14 @@ class _Trainer:
         return found
 
     def _stopping(self) -> bool:
-        return bool(self.failure or self.interrupts.signal)
+        return bool(self.failure or self.stop_signal)
+
+    def _vote(self, loss: float, accuracy: float) -> Tuple[float, float]:
+        """Returns the means over the instances; whoever wants to stop stops all of them after the same execution."""
+        everyone = self.world.gather_numbers([loss, accuracy, self.interrupts.signal])
+        losses, accuracies, signals = zip(*everyone)
+        self.stop_signal = int(max(signals))
+        return sum(losses) / len(losses), sum(accuracies) / len(accuracies)
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
@@ -373,7 +410,7 @@ class _Trainer:
         self._epoch_end = end
         self._first_step = self.step
         self._window = _Window()
-        dataset = _training_data(self.source, self.cfg, run, self.step, end)
+        dataset = _training_data(self.source, self.cfg, run, self.step, end, self.world.instance)
         self._callback = callbacks.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
         self._watch()
@@ -399,6 +436,7 @@ class _Trainer:
         updates = run.epochs.device_iterations
         self.step += updates
         loss, accuracy = execution.logs.get("loss", math.nan), execution.logs.get("accuracy", math.nan)
+        loss, accuracy = self._vote(loss, accuracy)
         samples = 0
         if not self.compiled:
             self._finish_compiling()
@@ -418,7 +456,7 @@ class _Trainer:
             self._log()
             self._logged_s = execution.ended_s
         due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
-        if due or self.interrupts.signal:
+        if due or self.stop_signal:
             self._save()
         self.keeping_s += time.perf_counter() - began
         return not self._stopping()
@@ -441,16 +479,21 @@ class _Trainer:
 
         The first time also costs TensorFlow several times what the later ones do.
         """
-        folder = self.folder.path / ".trial"
-        shutil.rmtree(folder, ignore_errors=True)
         try:
-            folder.mkdir()
-            self.learner.state.write(str(folder / "state"))
+            self._write_and_forget()
         except (OSError, tf.errors.OpError) as error:
             raise TrainingError(
                 f"A checkpoint cannot be written to {self.folder.path} ({_first_line(str(error))}). "
                 "Make room, or choose another folder with --run_dir."
             ) from error
+
+    def _write_and_forget(self) -> None:
+        """Writes the state where nobody looks. Values that need all instances are read by all when one of them saves."""
+        folder = self.folder.path / f".trial-{self.world.instance}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir()
+            self.learner.state.write(str(folder / "state"))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -507,6 +550,8 @@ class _Trainer:
             "elapsed_s": time.perf_counter() - self.began,
             "ipu_utilisation_pct": {str(ipu): percent for ipu, percent in usage.per_ipu_pct.items()},
         }
+        if not self.world.leads:
+            return
         self.folder.append_metrics(record)
         self._to_board(record)
         left = run.epochs.updates - self.step
@@ -550,7 +595,10 @@ class _Trainer:
             versions=_versions(self.sdk),
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
-        self.store.save(manifest, lambda prefix: self.learner.state.write(str(prefix)))
+        if self.world.leads:
+            self.store.save(manifest, lambda prefix: self.learner.state.write(str(prefix)))
+        else:
+            self._write_and_forget()
         self.saved_step = self.step
 
     def _validated(self, step: int) -> bool:
@@ -572,7 +620,7 @@ class _Trainer:
         }
         if not math.isfinite(self.scores.loss):
             self.failure = self._not_finite("The validation's loss")
-        if not self._validated(self.step):
+        if self.world.leads and not self._validated(self.step):
             self.folder.append_metrics(record)
             self._to_board(record)
         self.speaker.say(f"validation after step {self.step:,}: {_score_words(self.scores)}")
@@ -623,8 +671,8 @@ class _Trainer:
             input_wait_s=self.waited_s,
         )
         stopped = None
-        if self.interrupts.signal:
-            name = signal.Signals(self.interrupts.signal).name
+        if self.stop_signal:
+            name = signal.Signals(self.stop_signal).name
             done = f"after step {self.step:,}, saved" if self.step else "before the first step"
             stopped = f"{name} {done}. Go on with {_same_run(self.folder)}."
         verdict = report.judge(
@@ -784,11 +832,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _training_data(source: data.Source, cfg: TrainConfig, run: RunPlan, first: int, last: int) -> Any:
+def _training_data(
+    source: data.Source, cfg: TrainConfig, run: RunPlan, first: int, last: int, instance: int = 0
+) -> Any:
     return data.make_training(
         source,
         run,
-        instance=0,
+        instance=instance,
         first_update=first,
         last_update=last,
         seed=cfg.seed,

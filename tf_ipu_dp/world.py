@@ -72,9 +72,15 @@ class World:
 
     def sums(self, values: Sequence[float]) -> List[float]:
         """Returns the sums over all instances, of doubles: each travels exactly, whatever the wire carries."""
-        everyone = self.gather(struct.pack(f"<{len(values)}d", *values))
-        parts = [struct.unpack(f"<{len(values)}d", part) for part in everyone]
-        return [sum(column) for column in zip(*parts)]
+        return [sum(column) for column in zip(*self.gather_numbers(values))]
+
+    def gather_numbers(self, values: Sequence[float]) -> List[Sequence[float]]:
+        """Returns the numbers of all instances, which have as many."""
+        if self.instances == 1:
+            return [values]
+        words = struct.unpack(f"<{2 * len(values)}i", struct.pack(f"<{len(values)}d", *values))
+        everyone = self._gather_numbers(list(words))
+        return [struct.unpack(f"<{len(values)}d", struct.pack(f"<{len(row)}i", *row)) for row in everyone]
 
     def gather(self, message: bytes) -> List[bytes]:
         """Returns the messages of all instances; they may differ in length."""

@@ -339,7 +339,7 @@ def _spans_instances(model: Any) -> bool:
 
 
 def _settle_instances(model: Any) -> None:
-    """Keeps the mean of the instances' moving statistics: as these are linear, it comes to the same as at every step."""
+    """Keeps the mean of the instances' moving statistics; as these are linear, once per execution is enough."""
     moving = [each for each in model.non_trainable_variables if not each.trainable and each.dtype.is_floating]
     totals = instances.sum_over_instances([each.read_value() for each in moving], "statistics") if moving else []
     for variable, total in zip(moving, totals):

@@ -1,7 +1,7 @@
 """`python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]` stands in for the SDK's poprun.
 
-It starts the instances of a job on this host, each with poprun's variables and with the emulator in place of the SDK, and
-connects them through Horovod's Gloo controller. Output is tagged as poprun's; the first failure ends all.
+It starts the instances of a job on this host, each with poprun's variables and with the emulator in place of the SDK,
+and connects them through Horovod's Gloo controller. Output is tagged as poprun's; the first failure ends all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Dict, List, Mapping, NoReturn, Optional, Sequence
@@ -224,5 +223,4 @@ class _Rendezvous:
 
 
 if __name__ == "__main__":
-    socket.setdefaulttimeout(None)
     sys.exit(main(sys.argv[1:]))

@@ -41,7 +41,7 @@ class Group:
     def __init__(self, commands: Sequence[Command], say: Callable[[int, str, str], None]) -> None:
         self._commands = commands
         self._say = say  # called with index, stdout or stderr, and a line
-        self._processes: List[subprocess.Popen[bytes]] = []
+        self._processes: List[Any] = []
         self._last: Dict[int, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=_LAST_LINES))
         self._signal = 0
 
@@ -77,7 +77,8 @@ class Group:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                # Only prctl is called in the child, which is safe beside the reading threads.
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
             self._processes.append(process)
             for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
@@ -116,7 +117,7 @@ class Group:
                 time.sleep(0.02)
 
 
-def _send(process: subprocess.Popen[bytes], number: int) -> bool:
+def _send(process: Any, number: int) -> bool:
     """Sends a signal to a process and to all that it has started; returns whether anyone was there."""
     try:
         os.killpg(process.pid, number)

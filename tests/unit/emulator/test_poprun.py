@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,13 @@ def test_what_cannot_be_is_refused_in_a_sentence(words, text):
     assert code == 1 and not out and text in err and "Traceback" not in err
 
 
-FAILING = "import os, sys, time; i = os.environ['OMPI_COMM_WORLD_RANK']; print('last words', file=sys.stderr) if i == '1' else time.sleep(60); sys.exit(7)"
+FAILING = """
+import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] != "1":
+    time.sleep(60)
+print("last words", file=sys.stderr)
+sys.exit(7)
+"""
 
 
 def test_the_first_failure_ends_all_and_its_status_and_last_lines_are_shown():
@@ -95,7 +102,12 @@ def test_the_first_failure_ends_all_and_its_status_and_last_lines_are_shown():
     assert "[1,1]<stderr>:last words" in err and "instance 1 ended with 7" in err
 
 
-SLEEPING = "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '300']); print(os.getpid(), child.pid, flush=True); time.sleep(300)"
+SLEEPING = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "300"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(300)
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=str)
@@ -118,7 +130,6 @@ def test_whatever_ends_poprun_ends_the_instances(number):
 
 def _is_running(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False

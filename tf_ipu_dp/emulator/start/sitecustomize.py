@@ -2,16 +2,16 @@
 
 import importlib.machinery
 import importlib.util
-import os
 import sys
+from pathlib import Path
 
 from tf_ipu_dp import emulator
 
 emulator.install()
 
 # Another sitecustomize further down the path is as welcome as it would be without this one.
-_here = os.path.dirname(os.path.abspath(__file__))
-_rest = [path for path in sys.path if os.path.abspath(path or ".") != _here]
+_here = Path(__file__).resolve().parent
+_rest = [path for path in sys.path if Path(path).resolve() != _here]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _rest)
 if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
