@@ -311,7 +311,7 @@ class _Trainer:
         self.cache = sdk.executable_cache
         self.cached = self._executables()
         self.failure: Optional[str] = None
-        self.stop_signal = 0  # of any instance
+        self.stop_signal: int = 0  # of any instance
         self.world = learner.world
         self._window = _Window()
         self._logged_s = 0.0
@@ -488,7 +488,7 @@ class _Trainer:
             ) from error
 
     def _write_and_forget(self) -> None:
-        """Writes the state where nobody looks. Values that need all instances are read by all when one of them saves."""
+        """Writes the state where nobody looks: what needs all instances is read by all when one of them saves."""
         folder = self.folder.path / f".trial-{self.world.instance}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
