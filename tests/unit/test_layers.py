@@ -20,7 +20,7 @@ LAYERS = [
     ["checkpoints", "report", "world", "sdk"],
     ["data", "models", "optimizers", "callbacks", "progress"],
     ["training"],
-    ["doctor", "train"],
+    ["doctor", "launch", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = ["architectures", "cli", "config", "plan", "report"]
