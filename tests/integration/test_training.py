@@ -176,7 +176,7 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_p
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
     assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
-    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in stdout
+    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in " ".join(stdout.split())
     (step,) = steps_of(folder)
     assert 0 < step < 256
     done = train(*RUN, f"--run_dir={folder}")
