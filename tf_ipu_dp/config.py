@@ -367,6 +367,13 @@ class _TypedSerializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg
         return cli.typed(value)
 
 
+class _Parser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+    kind = ""
+
+    def flag_type(self) -> str:
+        return self.kind
+
+
 class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
     placeholder = "X"
 
@@ -377,7 +384,8 @@ class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
         return float(value)
 
 
-class _NameParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _NameParser(_Parser):
+    kind = "name"
     syntactic_help = "a name like cifar10, with a configuration like name/config where it has several"
     placeholder = "NAME"
 
@@ -387,11 +395,9 @@ class _NameParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-
             raise ValueError("it is not a data set's name")
         return name
 
-    def flag_type(self) -> str:
-        return "name"
 
-
-class _NamesParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _NamesParser(_Parser):
+    kind = "names"
     syntactic_help = "names like conv3_block1,conv4_block1"
     placeholder = "a,b"
 
@@ -403,11 +409,9 @@ class _NamesParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused
             raise ValueError("there is an empty or impossible name in it")
         return names
 
-    def flag_type(self) -> str:
-        return "names"
 
-
-class _NumbersParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _NumbersParser(_Parser):
+    kind = "numbers"
     syntactic_help = "ascending numbers like 30,60,80"
     placeholder = "a,b"
 
@@ -422,11 +426,9 @@ class _NumbersParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unus
             raise ValueError("the numbers do not ascend from above 0")
         return numbers
 
-    def flag_type(self) -> str:
-        return "numbers"
 
-
-class _LossScalingParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _LossScalingParser(_Parser):
+    kind = "loss scaling"
     syntactic_help = "none, dynamic, or a number from 1 to 2^31"
     placeholder = "none|dynamic|N"
 
@@ -440,11 +442,9 @@ class _LossScalingParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, 
             raise ValueError("it is none of them")
         return LossScaling(float(text))
 
-    def flag_type(self) -> str:
-        return "loss scaling"
 
-
-class _DurationParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _DurationParser(_Parser):
+    kind = "duration"
     syntactic_help = "a number of epochs like 5, or of weight updates like 200steps"
     placeholder = "N|Nsteps"
 
@@ -459,11 +459,9 @@ class _DurationParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unu
             raise ValueError("nothing would be trained")
         return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
 
-    def flag_type(self) -> str:
-        return "duration"
 
-
-class _HostsParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+class _HostsParser(_Parser):
+    kind = "hosts"
     syntactic_help = "a number of hosts like 2, or different names like node1,node2"
     placeholder = "N|a,b"
 
@@ -484,6 +482,3 @@ class _HostsParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused
         if len(set(names)) < len(names):
             raise ValueError("a host is named twice")
         return Hosts(len(names), names)
-
-    def flag_type(self) -> str:
-        return "hosts"

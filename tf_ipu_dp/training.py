@@ -90,9 +90,10 @@ def train(
     with _Interrupts(speaker) as interrupts:
         speaker.say(_version_line(run, sdk))
         speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
+        # The device comes first: it may have a say in TensorFlow's threads, which nobody has once TensorFlow computes.
         # The folder comes last, so that what cannot be trained leaves none behind.
-        source = _open_source(cfg, run)
         learner = make_learner(cfg, run, sdk, instance)
+        source = _open_source(cfg, run)
         with _open_folder(cfg, run, learner.world) as folder:
             trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
             result = _guarded(trainer, folder, instance)
@@ -163,13 +164,13 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: T
 def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
     """Measures the input alone and the model alone, and says whether the one can feed the other."""
     speaker = progress.Speaker(stderr)
+    learner = make_learner(cfg, run, sdk)
     source = _open_source(cfg, run)
     per_update = run.batch.accumulation * run.topology.local_replicas
     dataset = _training_data(source, cfg, run, 0, run.epochs.updates)
     elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
     with speaker.waiting("loading"):
         rate = data.measure(dataset, sdk.ipu, elements=elements, samples_per_element=run.batch.micro_batch_size)
-    learner = make_learner(cfg, run, sdk)
     iterations = run.keras.steps_per_execution * run.topology.local_replicas
     same = dataset.take(1).cache().repeat()
     times: List[float] = []

@@ -176,7 +176,7 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_p
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
     assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
-    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in stdout
+    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in " ".join(stdout.split())
     (step,) = steps_of(folder)
     assert 0 < step < 256
     done = train(*RUN, f"--run_dir={folder}")
@@ -262,10 +262,10 @@ def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tm
         words = ("--model=cnn", "--norm=group", "--dataset=synthetic", "--image_size=28", "--sdk=emulator")
         done = train(
             *words, f"--ipus={ipus}", f"--gradient_accumulation={accumulation}", "--micro_batch_size=4",
-            "--epochs=24steps", "--learning_rate=0.02", "--momentum=0.5", f"--run_dir={folder}",
+            "--epochs=16steps", "--learning_rate=0.01", "--deterministic", f"--run_dir={folder}",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        ends.append({name: value for name, value in weights(folder).items() if name.startswith("model/")})
+        ends.append({name: value for name, value in weights(folder).items() if "OPTIMIZER_SLOT" not in name})
     for other in ends[1:]:
         for name, value in ends[0].items():
             scale = np.abs(value).max() if value.dtype.kind == "f" else 1

@@ -27,17 +27,9 @@ def _as_before():
 
 
 @pytest.fixture
-def strategy(tmp_path, monkeypatch):
+def strategy(scope):
     """A strategy on four emulated IPUs."""
-    from tf_ipu_dp.emulator.ipu import config as ipu_config
-    from tf_ipu_dp.emulator.ipu import ipu_strategy
-
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-    config = ipu_config.IPUConfig()
-    config.auto_select_ipus = 4
-    config.configure_ipu_system()
-    yield ipu_strategy.IPUStrategy()
-    ipu_config.reset_ipu_configuration()
+    return scope(4)
 
 
 def describe(name, norm="batch", height=28, width=28, channels=1, classes=10):

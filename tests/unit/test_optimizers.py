@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tf_ipu_dp import optimizers, plan
 from tf_ipu_dp.emulator import keras_names
 from tf_ipu_dp.emulator.ipu import config as ipu_config
-from tf_ipu_dp.emulator.ipu import ipu_strategy
 
 keras_names.add_to_keras()
 POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
@@ -33,19 +32,9 @@ def recipe(**changes):
     return plan.Recipe(**{**values, **changes})
 
 
-@pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-
-    def configure(ipus):
-        config = ipu_config.IPUConfig()
-        config.auto_select_ipus = ipus
-        config.configure_ipu_system()
-        return ipu_strategy.IPUStrategy()
-
-    yield configure
-    ipu_config.reset_ipu_configuration()
+@pytest.fixture(autouse=True)
+def full_precision():
+    yield
     tf.keras.mixed_precision.set_global_policy("float32")
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import addons
 from tf_ipu_dp.emulator.addons.keras import layers
-from tf_ipu_dp.emulator.ipu import config as ipu_config
-from tf_ipu_dp.emulator.ipu import ipu_strategy
 
 RNG = np.random.RandomState(0)
 BATCH, STEPS, SIZE, UNITS = 3, 5, 4, 6
@@ -22,21 +20,6 @@ CLASSES = {cls.__name__: cls for cls in (layers.LSTM, layers.GRU, layers.Embeddi
                                          layers.GroupNormalization, layers.InstanceNormalization, layers.Dropout,
                                          layers.SerialDense, layers.Dense, layers.RecomputationCheckpoint,
                                          layers.AssumeEqualAcrossReplicas)}  # fmt: skip
-
-
-@pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-
-    def configure(ipus):
-        config = ipu_config.IPUConfig()
-        config.auto_select_ipus = ipus
-        config.configure_ipu_system()
-        return ipu_strategy.IPUStrategy()
-
-    yield configure
-    ipu_config.reset_ipu_configuration()
 
 
 def with_weights_of(layer, stock, inputs):

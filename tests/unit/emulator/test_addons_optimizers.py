@@ -7,8 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.addons.keras import layers, optimizers
-from tf_ipu_dp.emulator.ipu import config as ipu_config
-from tf_ipu_dp.emulator.ipu import ipu_strategy
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(32, 4).astype("float32")
@@ -17,21 +15,6 @@ START = RNG.randn(3, 2).astype("float32")
 GRADIENTS = RNG.randn(5, 3, 2).astype("float32")
 STOCK = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 CLASSES = {name: getattr(optimizers, name) for name in ("AdamIpuOptimizer", "SGDIpuOptimizer", "LAMBIpuOptimizer")}
-
-
-@pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-
-    def configure(ipus):
-        config = ipu_config.IPUConfig()
-        config.auto_select_ipus = ipus
-        config.configure_ipu_system()
-        return ipu_strategy.IPUStrategy()
-
-    yield configure
-    ipu_config.reset_ipu_configuration()
 
 
 def stepped(optimizer, start=START, gradients=GRADIENTS, name="w"):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.ipu import config as ipu_config
-from tf_ipu_dp.emulator.ipu import cross_replica_optimizer, ipu_strategy, optimizers
+from tf_ipu_dp.emulator.ipu import cross_replica_optimizer, optimizers
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from tf_ipu_dp.emulator.keras_ipu import layers as ipu_layers
 from tf_ipu_dp.emulator.keras_ipu import optimizers as keras_optimizers
@@ -18,21 +17,6 @@ v1 = tf.compat.v1.train
 v2 = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 METHODS = list(GradientAccumulationReductionMethod)
 GRADIENTS = np.random.RandomState(0).randn(8, 3).astype("float32")
-
-
-@pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-
-    def configure(ipus):
-        config = ipu_config.IPUConfig()
-        config.auto_select_ipus = ipus
-        config.configure_ipu_system()
-        return ipu_strategy.IPUStrategy()
-
-    yield configure
-    ipu_config.reset_ipu_configuration()
 
 
 def reduced(method, window):

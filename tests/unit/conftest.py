@@ -1,4 +1,4 @@
-"""Emulated devices for tests of the emulator."""
+"""Emulated devices for tests."""
 
 from __future__ import annotations
 
