@@ -14,6 +14,7 @@ from tf_ipu_dp import architectures, cli
 # Bounds that no job reaches, so that a slip of the finger is refused and not computed.
 _MOST = 2**31 - 1
 _MOST_IPUS = 2**20
+_UNITS = {"h": 3600, "m": 60, "s": 1}
 
 SCHEDULES = ("grouped", "interleaved", "sequential")
 PRECISIONS = ("32.32", "16.32", "16.16")
@@ -33,8 +34,8 @@ GROUPS = {
         "warmup_epochs", "momentum", "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction",
     ),
     "Run": (
-        "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "export", "seed", "deterministic",
-        "sdk", "executable_cache", "json",
+        "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "time_limit", "early_stop", "export",
+        "seed", "deterministic", "check_weights_every", "stall_timeout", "sdk", "executable_cache", "json",
     ),
     "In place of training": ("dry_run", "format", "evaluate", "input_only"),
 }  # fmt: skip
@@ -49,6 +50,17 @@ class Duration:
 
     def __str__(self) -> str:
         return str(self.count) if self.unit == "epochs" else f"{self.count}steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeSpan:
+    """A time by the clock."""
+
+    seconds: int
+
+    def __str__(self) -> str:
+        unit, length = next((unit, length) for unit, length in _UNITS.items() if self.seconds % length == 0)
+        return f"{self.seconds // length}{unit}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +172,13 @@ class TrainConfig:
     checkpoint_every: Optional[int]
     keep_checkpoints: int
     log_every: Optional[int]
+    time_limit: Optional[TimeSpan]
+    early_stop: Optional[int]
     export: bool
     seed: int
     deterministic: bool
+    check_weights_every: int
+    stall_timeout: TimeSpan
     sdk: str
     executable_cache: Optional[str]
     json: bool
@@ -338,9 +354,25 @@ def define_flags(fv: flags.FlagValues) -> None:  # noqa: PLR0915
         1,
         "Weight updates between lines of the log. Default: a tenth of an epoch, and a second or more.",
     )
+    own(
+        _TimeParser(), "time_limit", None,
+        "How long the run may take before it saves and ends, like 90s, 30m or 2h. Default: no limit.",
+    )  # fmt: skip
+    whole(
+        "early_stop", None, 1,
+        "Validations without a lower loss after which the run ends. Default: it goes on to its end.",
+    )  # fmt: skip
     switch("export", False, "Write the trained model for serving: 8-bit images in, class probabilities out.")
     whole("seed", 42, 0, "Seed of weights, sample order and augmentation; the same on all instances.")
     switch("deterministic", False, "Give the same weights, to the bit, every time and after every interruption.")
+    whole(
+        "check_weights_every", 100, 0,
+        "Weight updates between comparisons of the weights of all instances, which must be equal; 0: never.",
+    )  # fmt: skip
+    own(
+        _TimeParser(), "stall_timeout", TimeSpan(600),
+        "How long an instance may stand still, like 90s or 10m, before the run ends and names it; 0s: for ever.",
+    )  # fmt: skip
     choice(
         "sdk", "auto", ["auto", "poplar", "emulator"],
         "Where to run: on IPUs through the Poplar SDK, or on this host's CPU through the emulator. "
@@ -458,6 +490,20 @@ class _DurationParser(_Parser):
         if count < 1:
             raise ValueError("nothing would be trained")
         return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
+
+
+class _TimeParser(_Parser):
+    kind = "time"
+    syntactic_help = "a time like 90s, 30m or 2h"
+    placeholder = "N[s|m|h]"
+
+    def parse(self, argument: Any) -> TimeSpan:
+        if isinstance(argument, TimeSpan):
+            return argument
+        match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", str(argument), re.ASCII)
+        if not match:
+            raise ValueError("it is not a time")
+        return TimeSpan(_bounded(match[1], _MOST) * _UNITS[match[2] or "s"])
 
 
 class _HostsParser(_Parser):

@@ -37,6 +37,28 @@ class Sdk:
         """Whether a model can be exported for serving on IPUs."""
         return self.name == "poplar"
 
+    def waits_for(self) -> Optional[str]:
+        """Returns what the device waits for right now: input or other instances. The Poplar SDK does not tell."""
+        if self.name != "emulator":
+            return None
+        from tf_ipu_dp.emulator import infeeds, instances
+
+        return (
+            "other instances"
+            if getattr(instances, "is_waiting", bool)()
+            else "input"
+            if getattr(infeeds, "is_waiting", bool)()
+            else None
+        )
+
+    def collective_s(self) -> Optional[float]:
+        """Returns how long this instance has been in collectives so far. The Poplar SDK does not tell."""
+        if self.name != "emulator":
+            return None
+        from tf_ipu_dp.emulator import instances
+
+        return getattr(instances, "seconds_in_collectives", float)()
+
     @property
     def title(self) -> str:
         return {"poplar": "Poplar SDK", "emulator": "emulator"}[self.name]
@@ -59,9 +81,11 @@ def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
 @functools.lru_cache(maxsize=None)
 def load(choice: str = "auto") -> Sdk:
     """Returns the SDK of --sdk. What auto falls back to is said once, on stderr."""
-    if choice == "emulator":
+    from tf_ipu_dp import emulator
+
+    if choice == "emulator" or (choice == "auto" and emulator.is_installed()):
         return _emulator()
-    missing = _why_not_poplar()
+    missing = "the emulator stands in for it in this process" if emulator.is_installed() else _why_not_poplar()
     if missing is None:
         return _modules("poplar")
     if choice == "poplar":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib.util
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
 from tf_ipu_dp import catalogue, cli, config, plan, world
 
@@ -30,19 +30,81 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(_help())
         return 0
     cfg = _parse(words)
-    dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     launched = world.read_launched(os.environ)
+    ranks = None if launched else world.read_ranks(os.environ)
+    with _kept_for_the_launcher(cfg, launched or ranks):
+        return _run(cfg, words, launched, ranks, began)
+
+
+def _run(
+    cfg: config.TrainConfig,
+    words: Sequence[str],
+    launched: Optional[plan.LaunchedTopology],
+    ranks: Optional[world.Ranks],
+    began: float,
+) -> int:
+    if ranks:
+        cfg = _as_started(cfg, ranks)
+    dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+    cfg = _with_the_run_s_batch(cfg, dataset, launched)
     run = plan.plan_run(cfg, dataset, launched)
     if cfg.dry_run:
         _show(cfg, run)
         return 0
-    if run.topology.instances > 1 and launched is None:
-        _require_horovod(run.topology.instances)
-        raise cli.UsageError(
-            f"--instances={run.topology.instances} cannot be trained by this version, only planned. "
-            "Use --instances=1, or add --dry_run."
+    if run.topology.instances > 1 and not (launched or ranks):
+        # Who asks for several instances gets them: the launcher starts this command once for each.
+        launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
+        os.execv(sys.executable, launch)
+    if launched or ranks:
+        # A run's flags say what it ran on, whoever decided it.
+        cfg = dataclasses.replace(
+            cfg,
+            ipus=run.topology.ipus,
+            instances=run.topology.instances,
+            pipeline_stages=run.topology.pipeline_stages,
         )
-    return _act(cfg, run, launched.instance if launched else 0, began)
+    return _act(cfg, run, ranks, (launched or ranks or world.World()).instance, began)
+
+
+@contextlib.contextmanager
+def _kept_for_the_launcher(
+    cfg: config.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
+) -> Iterator[None]:
+    """Keeps what ends one of several instances in the run's folder, which is where a launcher looks for it."""
+    try:
+        yield
+    except cli.UsageError as error:
+        if started and started.instances > 1 and cfg.run_dir and Path(cfg.run_dir).is_dir():
+            from tf_ipu_dp import run_folder
+
+            with contextlib.suppress(cli.UsageError):
+                run_folder.RunFolder(Path(cfg.run_dir)).write_error(started.instance, str(error), final=True)
+        raise
+
+
+def _as_started(cfg: config.TrainConfig, ranks: world.Ranks) -> config.TrainConfig:
+    """Takes the instances from a launcher that knows nothing of IPUs: one replica for each, unless --ipus says more."""
+    if cfg.instances not in (None, ranks.instances):
+        raise cli.UsageError(
+            f"--instances={cfg.instances} disagrees with {ranks.launcher}, which started {ranks.instances}. "
+            f"Leave --instances out, or start {cfg.instances}."
+        )
+    stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
+    hosts = config.Hosts(ranks.hosts) if ranks.hosts and cfg.hosts is None else cfg.hosts
+    ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(stages)
+    return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus, hosts=hosts)
+
+
+def _with_the_run_s_batch(
+    cfg: config.TrainConfig, dataset: config.DatasetFacts, launched: Optional[plan.LaunchedTopology]
+) -> config.TrainConfig:
+    """A run that goes on keeps its global batch on any number of IPUs, if they can divide it."""
+    if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
+        return cfg
+    from tf_ipu_dp import run_folder
+
+    kept = run_folder.RunFolder(Path(cfg.run_dir)).read_plan()
+    return plan.keep_global_batch(cfg, dataset, plan.Batch.of_plan(kept), launched) if kept else cfg
 
 
 def _parse(words: Sequence[str]) -> config.TrainConfig:
@@ -64,10 +126,16 @@ def _at_home(cfg: config.TrainConfig) -> config.TrainConfig:
     return dataclasses.replace(cfg, **changes)
 
 
-def _act(cfg: config.TrainConfig, run: plan.RunPlan, instance: int, began: float) -> int:
+def _act(cfg: config.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float) -> int:
     from tf_ipu_dp import sdk
 
+    if ranks:
+        topology = run.topology
+        os.environ.update(ranks.variables(replicas=topology.replicas, ipus_per_replica=topology.ipus_per_replica))
+
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # What it logs as errors are the echoes of another instance's end, which the launcher tells.
+    os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
     if cfg.executable_cache is not None:
         if len(cfg.executable_cache.split()) != 1:
             raise cli.UsageError(
@@ -81,33 +149,19 @@ def _act(cfg: config.TrainConfig, run: plan.RunPlan, instance: int, began: float
         modules = sdk.load(cfg.sdk)
     except sdk.SdkError as error:
         raise cli.UsageError(str(error)) from error
+    if ranks and modules.name == "poplar":
+        raise cli.UsageError(
+            f"{ranks.launcher} started this instance, but IPUs are shared out by poprun. Start with launch/poprun.sh, "
+            "or use --sdk=emulator."
+        )
 
     from tf_ipu_dp import training  # imports TensorFlow
 
     if cfg.evaluate:
-        return training.evaluate(cfg, run, modules, sys.stdout, sys.stderr)
+        return training.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
     if cfg.input_only:
-        return training.measure_input(cfg, run, modules, sys.stdout, sys.stderr)
+        return training.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
     return training.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
-
-
-def _require_horovod(instances: int) -> None:
-    """Builds Horovod into the environment that launch/train made; in any other environment says how to."""
-    if importlib.util.find_spec("horovod") or importlib.util.find_spec("popdist"):
-        return
-
-    from tf_ipu_dp import environment
-
-    venv = Path(sys.prefix)
-    if not environment.is_own(venv):
-        raise cli.UsageError(
-            f"--instances={instances} needs Horovod, and {sys.executable} has none. "
-            "Build it with: python -m tf_ipu_dp.environment distributed"
-        )
-    try:
-        environment.make("distributed", venv, "", environment.Status("train", sys.stderr))
-    except environment.SetupError as error:
-        raise cli.UsageError(str(error)) from error
 
 
 def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
@@ -138,5 +192,15 @@ def _help() -> str:
     )
 
 
+def _leave(code: int) -> NoReturn:
+    """Ends the process; an instance that failed does not say goodbye to the others, who may not be there to hear it."""
+    if code and (world.read_launched(os.environ) or world.read_ranks(os.environ)):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(cli.run("train", lambda: main(sys.argv[1:]), sys.stderr))
+    _leave(cli.run("train", lambda: main(sys.argv[1:]), sys.stderr))

@@ -17,10 +17,11 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +33,7 @@ from tf_ipu_dp import (
     checkpoints,
     cli,
     data,
+    heartbeat,
     models,
     optimizers,
     progress,
@@ -54,14 +56,30 @@ _TIED = (
 _TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
 _PREFETCH_DEPTH = 3
 _MOST_ITERATIONS = 1024
+_MEASURED_S = 3.0
 # Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
 # Beside checkpoints and export: metrics, TensorBoard, small files.
 _ROOM_BYTES = 32 * 2**20
 
 
+# Where all instances have the same to say, instance 0 says it, and its end ends the others before they do.
+_PATIENCE_S = 1.5
+# May differ between hosts, or say nothing of what is trained.
+_OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache")
+
+
 class TrainingError(cli.UsageError):
     """A run that cannot go on. The text is shown to the user as is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The IPUs of this instance, attached, and its place among the instances."""
+
+    strategy: Any
+    distributed: bool  # the strategy is PopDist's, which divides losses by all replicas
+    world: World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,20 +105,47 @@ def train(
     `began` is when the command began, on the clock of time.perf_counter.
     """
     speaker = progress.Speaker(stderr, quiet=instance > 0)
-    with _Interrupts(speaker) as interrupts:
+    with _Interrupts(speaker) as interrupts, _in_turn(instance, interrupts):
         speaker.say(_version_line(run, sdk))
         speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         # The device comes first: it may have a say in TensorFlow's threads, which nobody has once TensorFlow computes.
         # The folder comes last, so that what cannot be trained leaves none behind.
-        learner = make_learner(cfg, run, sdk, instance)
+        device = _attach(cfg, run, sdk, instance)
         source = _open_source(cfg, run)
-        with _open_folder(cfg, run, learner.world) as folder:
+        _compare_instances(cfg, run, sdk, source, device.world)
+        learner = make_learner(cfg, run, sdk, device)
+        with _open_folder(cfg, run, device.world) as folder:
             trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
-            result = _guarded(trainer, folder, instance)
+            result = _guarded(trainer, folder, interrupts)
         value = report.result_value(result)
-        if learner.world.leads:
+        if device.world.leads:
             stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
         return 128 + trainer.stop_signal if trainer.stop_signal else 0
+
+
+@contextlib.contextmanager
+def _in_turn(instance: int, interrupts: _Interrupts) -> Iterator[None]:
+    """Lets instance 0 speak first where all of them have the same to say; who is ended meanwhile says nothing."""
+    try:
+        yield
+    except cli.UsageError:
+        if instance:
+            time.sleep(_PATIENCE_S)
+            if interrupts.signal:
+                raise SystemExit(1) from None
+        raise
+
+
+def _compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: data.Source, world: World) -> None:
+    """Refuses a job whose instances were not started alike, before any of them has made a step."""
+    if world.instances == 1:
+        return
+    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in _OF_AN_INSTANCE}
+    versions = {f"the version of {name}": text for name, text in _versions(sdk).items()}
+    # The flags decide the plan, but for what a launcher or the environment has told one instance only.
+    topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
+    shapes = {"the plan's model": f"{zlib.crc32(report.render_json(run).encode()):08x}"}
+    world.compare({**versions, "the data": data.fingerprint(source), **flags, **topology, **shapes})
 
 
 def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
@@ -114,45 +159,68 @@ def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.Run
             )
         except cli.UsageError as error:
             problem = str(error)
-    answer = world.agree({"path": str(folder.path) if folder else "", "problem": problem})
+    answer = world.agree({"path": str(folder.path.resolve()) if folder else "", "problem": problem})
     if answer["problem"]:
         raise cli.UsageError(answer["problem"])
+    without = world.hosts_where(not Path(answer["path"]).is_dir())
+    if without:
+        raise cli.UsageError(
+            f"The run's folder {answer['path']} is not there on {cli.alternatives(without)}: all hosts have to share "
+            "it. Choose a shared one with --run_dir."
+        )
     return folder or run_folder.RunFolder(Path(answer["path"]))
 
 
-def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, instance: int) -> report.RunResult:
+def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, interrupts: _Interrupts) -> report.RunResult:
     """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
+    world = trainer.world
     try:
         return trainer.run()
-    except (cli.UsageError, SystemExit):
+    except SystemExit:
+        raise
+    except cli.UsageError as error:
+        folder.write_error(world.instance, str(error), final=True)
         raise
     except checkpoints.CheckpointError as error:
+        folder.write_error(world.instance, str(error), final=True)
         raise TrainingError(str(error)) from error
     except tf.errors.OpError as error:
-        folder.write_error(instance, traceback.format_exc())
+        folder.write_error(world.instance, traceback.format_exc())
+        if world.lost_another(error.message):
+            time.sleep(_PATIENCE_S)  # the launcher knows who is missing, and is about to end this instance
+            if interrupts.signal:
+                raise SystemExit(1) from None
+            raise TrainingError(
+                f"instance {world.instance} has lost the others: one of them has ended, or the network to it is gone. "
+                f"Go on from the last checkpoint with {_same_run(folder)}."
+            ) from error
         raise TrainingError(
             f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
             f"All of it is in {folder.errors}; go on from the last checkpoint with {_same_run(folder)}."
         ) from error
     except BaseException:
-        folder.write_error(instance, traceback.format_exc())
+        folder.write_error(world.instance, traceback.format_exc())
         raise
 
 
-def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
+def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     """Measures the newest good checkpoint of a run on every validation sample."""
-    speaker = progress.Speaker(stderr)
+    speaker = progress.Speaker(stderr, quiet=instance > 0)
     if cfg.run_dir is None:
         raise cli.UsageError("--evaluate needs the run whose checkpoint is to be measured. Add --run_dir=runs/NAME.")
     store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, speaker.warn)
     found = store.newest()
     if found is None:
         raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
-    learner = make_learner(cfg, run, sdk)
-    _restore(learner, found, cfg, run, _TIED_FOR_EVALUATION, whole=False)
+    device = _attach(cfg, run, sdk, instance)
     source = _open_source(cfg, run)
+    _compare_instances(cfg, run, sdk, source, device.world)
+    learner = make_learner(cfg, run, sdk, device)
+    _restore(learner, found, cfg, run, _TIED_FOR_EVALUATION, whole=False)
     with speaker.waiting(f"evaluating step {found.manifest.step:,}"):
         scores = measure(learner, source, cfg, run)
+    if not device.world.leads:
+        return 0
     if cfg.json:
         value = {"schema": 1, "checkpoint": str(found.path), "step": found.manifest.step}
         stdout.write(_json_line({**value, **dataclasses.asdict(scores)}))
@@ -161,24 +229,33 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: T
     return 0
 
 
-def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stderr: TextIO) -> int:
-    """Measures the input alone and the model alone, and says whether the one can feed the other."""
-    speaker = progress.Speaker(stderr)
-    learner = make_learner(cfg, run, sdk)
+def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
+    """Measures the input alone and the model alone, per instance, and says whether the one can feed the other."""
+    speaker = progress.Speaker(stderr, quiet=instance > 0)
+    device = _attach(cfg, run, sdk, instance)
     source = _open_source(cfg, run)
+    learner = make_learner(cfg, run, sdk, device)
+    world = device.world
     per_update = run.batch.accumulation * run.topology.local_replicas
-    dataset = _training_data(source, cfg, run, 0, run.epochs.updates)
+    dataset = _training_data(source, cfg, run, 0, run.epochs.updates, instance)
     elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
     with speaker.waiting("loading"):
         rate = data.measure(dataset, sdk.ipu, elements=elements, samples_per_element=run.batch.micro_batch_size)
     iterations = run.keras.steps_per_execution * run.topology.local_replicas
     same = dataset.take(1).cache().repeat()
     times: List[float] = []
-    enough = callbacks.AfterExecution(lambda done: times.append(done.seconds) or sum(times[1:]) < 3.0)  # type: ignore[func-returns-value]
+
+    def goes_on(done: callbacks.Execution) -> bool:
+        times.append(done.seconds)
+        return max(seconds for (seconds,) in world.gather_numbers([sum(times[1:])])) < _MEASURED_S
+
+    enough = callbacks.AfterExecution(goes_on)
     with speaker.waiting("computing"):
         learner.model.fit(same, epochs=1, steps_per_epoch=50 * iterations, callbacks=[enough], verbose=0)
     samples = run.batch.global_batch_size // run.topology.instances * run.epochs.device_iterations
     needed = samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan
+    if not world.leads:
+        return 0
     value = {
         "schema": 1,
         "input_samples_per_s": rate.samples_per_s,
@@ -202,18 +279,16 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, stdout: TextIO, stde
     return 0
 
 
-def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int = 0) -> Learner:
-    """Attaches the IPUs and makes the model, its optimizer and its options on them."""
-    _seed_everything(cfg)
-    strategy, distributed = _attach(cfg, run, sdk)
-    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device) -> Learner:
+    """Makes the model, its optimizer and its options on the device."""
+    strategy = device.strategy
     recipe, batch, topology = run.recipe, run.batch, run.topology
     scale, method = optimizers.gradient_scale(
         recipe.reduction,
         replicas=topology.replicas,
         local_replicas=topology.local_replicas,
         accumulation=batch.accumulation,
-        distributed=distributed,
+        distributed=device.distributed,
     )
     with strategy.scope():
         # Metrics made under the policy would count in 16 bits, too.
@@ -236,10 +311,8 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int = 0) ->
         evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
         for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
             _set_options(each, cfg, run, sdk, accumulation, method)
-    several = run.topology.instances > 1
-    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
     return Learner(
-        world=World(instance, run.topology.instances, collectives),
+        world=device.world,
         model=model,
         evaluator=evaluator,
         schedule=optimizers.Schedule(recipe),
@@ -313,13 +386,33 @@ class _Trainer:
         self.cached = self._executables()
         self.failure: Optional[str] = None
         self.stop_signal: int = 0  # of any instance
-        self.world = learner.world
+        self.time_is_up = False
+        self.gives_up = False  # the validation has not got better for long
+        self.validated = False
+        self.world: World = learner.world
+        self.heart = heartbeat.Heart(
+            folder.path,
+            instance=self.world.instance,
+            instances=self.world.instances,
+            planned_steps=run.epochs.updates,
+            waits_for=sdk.waits_for,
+            limit_s=cfg.stall_timeout.seconds,
+            on_stall=self._end_stalled,
+        )
         self._window = _Window()
         self._logged_s = 0.0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
+        self._shares = _Shares(sdk)
 
     def run(self) -> report.RunResult:
         """Trains to the end, or to a signal; a loss that is not finite is a TrainingError."""
+        self.heart.start()
+        try:
+            return self._run()
+        finally:
+            self.heart.stop()
+
+    def _run(self) -> report.RunResult:
         cfg, run = self.cfg, self.plan
         resumed = self._find_checkpoint()
         if resumed:
@@ -350,14 +443,15 @@ class _Trainer:
                 self._train_to_end_of_epoch()
                 if not self._stopping() and self._at_end_of_epoch():
                     self._validate()
-            if self.stop_signal and self.step and not self.failure:
+            if (self.stop_signal or self.time_is_up) and self.step and not self.failure:
                 self._save()
         finally:
             self.sampler.stop()
             self.board.close()
         if self.failure:
             raise TrainingError(self.failure)
-        if cfg.export and self.world.leads and not self._stopping():
+        if cfg.export and self.world.leads and not (self.stop_signal or self.time_is_up):
+            self.heart.move("exporting", watched=False)
             with self.speaker.waiting("exporting"):
                 self._export()
         result = self._result()
@@ -389,14 +483,29 @@ class _Trainer:
         return found
 
     def _stopping(self) -> bool:
-        return bool(self.failure or self.stop_signal)
+        return bool(self.failure or self.stop_signal or self.time_is_up or self.gives_up)
 
-    def _vote(self, loss: float, accuracy: float) -> Tuple[float, float]:
-        """Returns the means over the instances; whoever wants to stop stops all of them after the same execution."""
-        everyone = self.world.gather_numbers([loss, accuracy, self.interrupts.signal])
-        losses, accuracies, signals = zip(*everyone)
+    def _vote(self, loss: float, accuracy: float, wants_to_log: bool) -> Tuple[float, float, bool]:
+        """Returns the means over the instances, and whether to log; all of them stop after the same execution.
+
+        A signal to any instance counts for all. Where clocks decide, instance 0's does.
+        """
+        limit = self.cfg.time_limit
+        late = limit is not None and time.perf_counter() - self.began >= limit.seconds
+        everyone = self.world.gather_numbers([loss, accuracy, self.interrupts.signal, late, wants_to_log])
+        losses, accuracies, signals, lates, wishes = zip(*everyone)
         self.stop_signal = int(max(signals))
-        return sum(losses) / len(losses), sum(accuracies) / len(accuracies)
+        self.time_is_up = bool(lates[0])
+        return sum(losses) / len(losses), sum(accuracies) / len(accuracies), bool(wishes[0])
+
+    def _end_stalled(self, sentence: str) -> None:
+        """Ends this process, whose main thread may wait for ever inside the device or a collective."""
+        kept = f"The last checkpoint is of step {self.saved_step:,}." if self.saved_step else "There is no checkpoint."
+        text = f"{sentence} {kept} Go on with {_same_run(self.folder)}."
+        with contextlib.suppress(cli.UsageError):
+            self.folder.write_error(self.world.instance, text)
+        self.speaker.warn(f"train: {text}")
+        os._exit(1)
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
@@ -415,6 +524,7 @@ class _Trainer:
         self._callback = callbacks.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
         self._watch()
+        self.heart.move("training" if self.compiled else "compiling", self.step, watched=self.compiled)
         if not self.compiled:
             self._compiling = self.speaker.waiting("compiling")
             self._compiling.__enter__()
@@ -436,8 +546,13 @@ class _Trainer:
         run = self.plan
         updates = run.epochs.device_iterations
         self.step += updates
-        loss, accuracy = execution.logs.get("loss", math.nan), execution.logs.get("accuracy", math.nan)
-        loss, accuracy = self._vote(loss, accuracy)
+        self.heart.move("training", self.step)
+        at_end = self.step >= self._epoch_end
+        due = self.step % run.log_every < updates and execution.ended_s - self._logged_s >= self._log_period_s
+        logs = execution.logs
+        loss, accuracy, logging_now = self._vote(
+            logs.get("loss", math.nan), logs.get("accuracy", math.nan), at_end or due
+        )
         samples = 0
         if not self.compiled:
             self._finish_compiling()
@@ -451,16 +566,29 @@ class _Trainer:
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
         self.speaker.advance(updates if samples else 0, loss, accuracy)
         began = time.perf_counter()
-        at_end = self.step >= self._epoch_end
-        due = self.step % run.log_every < updates and execution.ended_s - self._logged_s >= self._log_period_s
-        if at_end or due:
+        if logging_now:
             self._log()
             self._logged_s = execution.ended_s
+        every = self.cfg.check_weights_every
+        if every and self.world.instances > 1 and self.step % every < updates:
+            self._compare_weights()
         due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
-        if due or self.stop_signal:
+        if (due or self._stopping()) and not self.failure:
             self._save()
         self.keeping_s += time.perf_counter() - began
         return not self._stopping()
+
+    def _compare_weights(self) -> None:
+        """The update is the same on all instances; weights that differ were changed by something else."""
+        weights = self.learner.model.weights
+        digests = [(weight.name, zlib.crc32(np.ascontiguousarray(weight.numpy()).data)) for weight in weights]
+        odd = self.world.compare_digests(digests)
+        if odd is not None:
+            self.failure = (
+                f"The instances' weights have drifted apart by step {self.step:,}: {odd} differs from the others'. "
+                f"The memory or the network of that host may be at fault. {self._last_good()} "
+                f"Go on from it with {_same_run(self.folder)}."
+            )
 
     def _finish_compiling(self) -> None:
         self._try_checkpoint()
@@ -515,16 +643,18 @@ class _Trainer:
 
     def _not_finite(self, what: str) -> str:
         before = self.step - self.plan.epochs.device_iterations
-        last = (
+        advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
+        return (
+            f"{what} became NaN or infinite between steps {before:,} and {self.step:,}. {self._last_good()} "
+            f"Begin again in another --run_dir with a lower --learning_rate (it rises to "
+            f"{self.plan.recipe.learning_rate:g}), or {advice}."
+        )
+
+    def _last_good(self) -> str:
+        return (
             f"The last good checkpoint is of step {self.saved_step:,}."
             if self.saved_step
             else "No checkpoint was made."
-        )
-        advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
-        return (
-            f"{what} became NaN or infinite between steps {before:,} and {self.step:,}. {last} "
-            f"Begin again in another --run_dir with a lower --learning_rate (it rises to "
-            f"{self.plan.recipe.learning_rate:g}), or {advice}."
         )
 
     def _log(self) -> None:
@@ -537,7 +667,10 @@ class _Trainer:
             self.waited_s = (self.waited_s or 0.0) + waited
             self.watched_s += usage.seconds
             self.busy_s += usage.seconds * usage.utilisation_pct / 100
-        rate = window.samples / window.seconds if window.seconds else None
+        shares = self._gather_shares(window, waited)
+        slowest_s = max(share["seconds"] for share in shares)
+        rate = window.samples / slowest_s if slowest_s else None
+        self.heart.move("training", self.step, rate)
         learning_rate = float(self.learner.schedule(tf.constant(self.step - 1)))
         record: Dict[str, Any] = {
             "kind": "train",
@@ -550,6 +683,7 @@ class _Trainer:
             "input_wait_s": waited,
             "elapsed_s": time.perf_counter() - self.began,
             "ipu_utilisation_pct": {str(ipu): percent for ipu, percent in usage.per_ipu_pct.items()},
+            "instances": shares,
         }
         if not self.world.leads:
             return
@@ -563,6 +697,16 @@ class _Trainer:
             f"step {self.step:{width}}/{run.epochs.updates}  loss {window.loss:.4f}  accuracy {window.accuracy:.3f}"
             f"{speed}{eta}"
         )
+
+    def _gather_shares(self, window: _Window, waited: Optional[float]) -> List[Dict[str, Any]]:
+        """Returns where the seconds since the last log went, of every instance."""
+        own = (window.seconds, window.executing_s, waited, self._shares.collective_s(self.compiled))
+        everyone = self.world.gather_numbers([math.nan if each is None else each for each in own])
+        names = ("seconds", "executing_s", "input_wait_s", "collective_s")
+        return [
+            {"instance": instance, **{name: run_folder.plain(value) for name, value in zip(names, row)}}
+            for instance, row in enumerate(everyone)
+        ]
 
     def _to_board(self, record: Dict[str, Any]) -> None:
         kind = record["kind"]
@@ -596,18 +740,22 @@ class _Trainer:
             versions=_versions(self.sdk),
             time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
+        self.heart.move("saving")
         if self.world.leads:
             self.store.save(manifest, lambda prefix: self.learner.state.write(str(prefix)))
         else:
             self._write_and_forget()
         self.saved_step = self.step
+        self.heart.move("training")
 
     def _validated(self, step: int) -> bool:
         return any(each.get("kind") == "validation" and each.get("step") == step for each in self.folder.read_metrics())
 
     def _validate(self) -> None:
         began = time.perf_counter()
+        self.heart.move("evaluating", self.step, watched=self.validated)
         self.scores = measure(self.learner, self.source, self.cfg, self.plan)
+        self.validated = True
         seconds = time.perf_counter() - began
         self.evaluation_s += seconds
         record = {
@@ -625,6 +773,21 @@ class _Trainer:
             self.folder.append_metrics(record)
             self._to_board(record)
         self.speaker.say(f"validation after step {self.step:,}: {_score_words(self.scores)}")
+        if self.cfg.early_stop:
+            self._consider_giving_up(self.cfg.early_stop)
+
+    def _consider_giving_up(self, patience: int) -> None:
+        """Stops when the last validations, as many as the patience, were no better than the best one before them."""
+        records = {each["step"]: each["loss"] for each in self.folder.read_metrics() if each["kind"] == "validation"}
+        losses = [math.inf if records[step] is None else records[step] for step in sorted(records)]
+        stuck = len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
+        # What instance 0 has written, the others may not see yet.
+        self.gives_up = bool(self.world.agree({"gives_up": stuck})["gives_up"])
+        if self.gives_up:
+            self.speaker.say(
+                f"the validation's loss has not become lower in {cli.count(patience, 'validation')}: "
+                f"stopping early, after step {self.step:,} of {self.plan.epochs.updates:,}"
+            )
 
     def _export(self) -> None:
         run = self.plan
@@ -662,18 +825,24 @@ class _Trainer:
 
     def _result(self) -> report.RunResult:
         run = self.plan
+        between_s = max(self.training_s - self.executing_s - self.keeping_s, 0.0)
+        own = (self.training_s, self.compile_s, self.executing_s, between_s, self.keeping_s, self.evaluation_s)
+        waited_s = math.nan if self.waited_s is None else self.waited_s
+        everyone = self.world.gather_numbers([*own, waited_s])
+        # Throughput is that of all samples over the slowest instance's time.
+        _, compile_s, executing_s, between_s, keeping_s, evaluation_s, waited_s = max(everyone, key=lambda row: row[0])
         times = report.Times(
             total_s=time.perf_counter() - self.began,
-            compile_s=self.compile_s,
-            executing_s=self.executing_s,
-            between_s=max(self.training_s - self.executing_s - self.keeping_s, 0.0),
-            keeping_s=self.keeping_s,
-            evaluation_s=self.evaluation_s,
-            input_wait_s=self.waited_s,
+            compile_s=compile_s,
+            executing_s=executing_s,
+            between_s=between_s,
+            keeping_s=keeping_s,
+            evaluation_s=evaluation_s,
+            input_wait_s=None if math.isnan(waited_s) else waited_s,
         )
         stopped = None
-        if self.stop_signal:
-            name = signal.Signals(self.stop_signal).name
+        if self.stop_signal or self.time_is_up:
+            name = signal.Signals(self.stop_signal).name if self.stop_signal else f"--time_limit={self.cfg.time_limit}"
             done = f"after step {self.step:,}, saved" if self.step else "before the first step"
             stopped = f"{name} {done}. Go on with {_same_run(self.folder)}."
         verdict = report.judge(
@@ -718,7 +887,7 @@ class _Interrupts:
             self.speaker.warn(f"{name}: stopped at once.")
             raise SystemExit(128 + number)
         self.signal = number
-        self.speaker.warn(f"{name}: finishing the execution and saving; once more to stop at once.")
+        self.speaker.say(f"{name}: finishing the execution and saving; once more to stop at once.")
 
 
 class _Window:
@@ -752,6 +921,22 @@ class _Window:
         return done
 
 
+class _Shares:
+    """How long this instance was in collectives since it was last asked, where the SDK tells it."""
+
+    def __init__(self, sdk: Sdk) -> None:
+        self._sdk = sdk
+        self._before = 0.0
+
+    def collective_s(self, counts: bool) -> Optional[float]:
+        """Returns the seconds; those of the time before do not count."""
+        now = self._sdk.collective_s()
+        if now is None:
+            return None
+        seconds, self._before = now - self._before, now
+        return seconds if counts else 0.0
+
+
 def _open_source(cfg: TrainConfig, run: RunPlan) -> data.Source:
     try:
         return data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
@@ -762,8 +947,9 @@ def _open_source(cfg: TrainConfig, run: RunPlan) -> data.Source:
         ) from error
 
 
-def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Tuple[Any, bool]:
-    """Returns the strategy, and whether it is PopDist's, which divides losses by all replicas."""
+def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
+    """Meets the other instances and attaches the IPUs."""
+    _seed_everything(cfg)
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
     if cfg.deterministic:
@@ -786,10 +972,15 @@ def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> Tuple[Any, bool]:
             f"--ipus={run.topology.ipus} cannot be attached: {_first_line(error.message).rstrip('.')}. "
             "See who holds them with gc-monitor, or ask for fewer."
         ) from error
+    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
     if distributed:
         strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
-        return strategies.PopDistStrategy(), True
-    return sdk.ipu.ipu_strategy.IPUStrategy(), False
+        strategy = strategies.PopDistStrategy()
+    else:
+        strategy = sdk.ipu.ipu_strategy.IPUStrategy()
+    several = run.topology.instances > 1
+    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
+    return Device(strategy, distributed, World(instance, run.topology.instances, collectives))
 
 
 def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
@@ -821,7 +1012,7 @@ def _seed_everything(cfg: TrainConfig) -> None:
     if cfg.deterministic or cfg.evaluate:
         # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
         with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook
-            tf.config.threading.set_intra_op_parallelism_threads(max(_cores() // 2, 1))
+            tf.config.threading.set_intra_op_parallelism_threads(_threads())
     if cfg.deterministic:
         os.environ["TF_DETERMINISTIC_OPS"] = "1"
         enable = getattr(tf.config.experimental, "enable_op_determinism", None)
@@ -829,8 +1020,13 @@ def _seed_everything(cfg: TrainConfig) -> None:
             enable()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _threads() -> int:
+    """A launcher that shares the cores among instances says how many; else half of them, for two micro batches."""
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // 2, 1)
 
 
 def _training_data(

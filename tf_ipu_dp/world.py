@@ -5,10 +5,13 @@ No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, wh
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
+import socket
 import struct
-from typing import Any, List, Mapping, Optional, Sequence
+import zlib
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.plan import LaunchedTopology
@@ -20,6 +23,18 @@ _POPDIST = {
     "ipus_per_replica": "POPDIST_NUM_IPUS_PER_REPLICA",
     "offset": "POPDIST_REPLICA_INDEX_OFFSET",
 }
+# Launchers that tell a process its place and nothing of IPUs: index, instances, and instances on this host.
+_RANKS = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    # Inside srun alone: a batch script has SLURM_PROCID, too.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
+}
+_MOST_DIFFERENCES = 3
+# What Horovod, Gloo and Open MPI say when a peer is gone.
+_LOST = ("Horovod", "Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe")
+_HOST = "host"
 
 
 def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
@@ -53,8 +68,43 @@ def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
         ipus_per_replica=per_replica,
         instances=replicas // local,
         instance=offset // local,
-        hosts=_read_hosts(environ, replicas // local),
+        hosts=_read_hosts(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", replicas // local),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """A process of several that a launcher other than poprun started."""
+
+    launcher: str
+    instance: int
+    instances: int
+    hosts: Optional[int]
+
+    def variables(self, *, replicas: int, ipus_per_replica: int) -> Dict[str, str]:
+        """Returns what poprun would have told this process of the job."""
+        local = replicas // self.instances
+        values = {
+            "NUM_TOTAL_REPLICAS": replicas,
+            "NUM_LOCAL_REPLICAS": local,
+            "NUM_IPUS_PER_REPLICA": ipus_per_replica,
+            "REPLICA_INDEX_OFFSET": self.instance * local,
+            "UNIFORM_REPLICAS_PER_INSTANCE": 1,
+            "LOCAL_INSTANCE_INDEX": self.instance % (self.instances // (self.hosts or 1)),
+        }
+        return {f"POPDIST_{name}": str(value) for name, value in values.items()}
+
+
+def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
+    """Returns this process's place among those of horovodrun, mpirun or srun; None where it is alone."""
+    for launcher, (rank, size, local_size) in _RANKS.items():
+        if rank in environ and size in environ:
+            instances, instance = _count(environ, size, 1), _count(environ, rank, 0)
+            if instance >= instances:
+                raise cli.UsageError(f"{rank}={instance} and {size}={instances} do not fit. Start through {launcher}.")
+            if instances > 1:
+                return Ranks(launcher, instance, instances, _read_hosts(environ, local_size, instances))
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +127,7 @@ class World:
     def gather_numbers(self, values: Sequence[float]) -> List[Sequence[float]]:
         """Returns the numbers of all instances, which have as many."""
         if self.instances == 1:
-            return [values]
+            return [tuple(values)]
         words = struct.unpack(f"<{2 * len(values)}i", struct.pack(f"<{len(values)}d", *values))
         everyone = self._gather_numbers(list(words))
         return [struct.unpack(f"<{len(values)}d", struct.pack(f"<{len(row)}i", *row)) for row in everyone]
@@ -91,6 +141,42 @@ class World:
         padded = list(message.ljust(longest, b"\0"))
         return [bytes(part[:length]) for part, (length,) in zip(self._gather_numbers(padded), lengths)]
 
+    def compare(self, own: Mapping[str, str]) -> None:
+        """Refuses to go on where the instances differ in what has to be equal, named by its keys."""
+        message = json.dumps({**own, _HOST: socket.gethostname()}).encode()
+        everyone = [json.loads(each) for each in self.gather(message)]
+        differences = describe_differences(everyone)
+        if differences:
+            rest = len(differences) - _MOST_DIFFERENCES
+            more = f"; and {rest} more" if rest > 0 else ""
+            raise cli.UsageError(
+                f"The instances differ: {'; '.join(differences[:_MOST_DIFFERENCES])}{more}. "
+                "Start all of them with the same flags, data and versions."
+            )
+
+    def compare_digests(self, digests: Sequence[Tuple[str, int]]) -> Optional[str]:
+        """Returns the first name whose digest differs between the instances, and who has another one."""
+        total = hash_of(number for _, number in digests)
+        if len(set(self.gather_numbers([float(total)]))) == 1:
+            return None
+        every = self.gather_numbers([float(number) for _, number in digests])
+        for (name, _), numbers in zip(digests, zip(*every)):
+            usual, _ = collections.Counter(numbers).most_common(1)[0]
+            odd = [instance for instance, number in enumerate(numbers) if number != usual]
+            if odd:
+                return f"{name} of instance {cli.alternatives(odd)}"
+        return None
+
+    def hosts_where(self, here: bool) -> List[str]:
+        """Returns the hosts of the instances that say yes."""
+        answers = self.gather(socket.gethostname().encode() if here else b"")
+        return sorted({answer.decode() for answer in answers if answer})
+
+    @staticmethod
+    def lost_another(message: str) -> bool:
+        """Whether an error of the device is the echo of another instance's end."""
+        return any(word in message for word in _LOST)
+
     def agree(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns instance 0's value on all of them."""
         answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
@@ -103,11 +189,31 @@ class World:
         return [[int(number) for number in row] for row in np.asarray(gathered)]
 
 
-def _read_hosts(environ: Mapping[str, str], instances: int) -> Optional[int]:
-    """Open MPI, under poprun, tells how many instances share this host; without it the number of hosts is not known."""
-    if "OMPI_COMM_WORLD_LOCAL_SIZE" not in environ:
+def hash_of(numbers: Iterable[int]) -> int:
+    """Returns one number of 32 bits for many."""
+    return zlib.crc32(b"".join(struct.pack("<I", number) for number in numbers))
+
+
+def describe_differences(everyone: Sequence[Mapping[str, str]]) -> List[str]:
+    """Returns in what the instances differ, and who differs from most of the others."""
+    sentences = []
+    names = dict.fromkeys(name for values in everyone for name in values if name != _HOST)
+    for name in names:
+        values = [each.get(name, "nothing") for each in everyone]
+        usual, _ = collections.Counter(values).most_common(1)[0]
+        odd = [number for number, value in enumerate(values) if value != usual]
+        if odd:
+            who = f"instance {odd[0]} on {everyone[odd[0]].get(_HOST, '?')}"
+            more = f" (and {len(odd) - 1} more)" if odd[1:] else ""
+            sentences.append(f"{who}{more} has {name} {values[odd[0]]} where the others have {usual}")
+    return sentences
+
+
+def _read_hosts(environ: Mapping[str, str], name: str, instances: int) -> Optional[int]:
+    """A launcher tells how many instances share this host; without that the number of hosts is not known."""
+    if name not in environ:
         return None
-    on_this_host = _count(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+    on_this_host = _count(environ, name, 1)
     return instances // on_this_host if instances % on_this_host == 0 else None
 
 

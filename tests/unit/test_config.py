@@ -11,12 +11,14 @@ from tf_ipu_dp import cli, config
 
 FLAGS = [
     "augment",
+    "check_weights_every",
     "checkpoint_every",
     "data_dir",
     "dataset",
     "deterministic",
     "device_iterations",
     "dry_run",
+    "early_stop",
     "eight_bit_io",
     "epochs",
     "evaluate",
@@ -57,6 +59,8 @@ FLAGS = [
     "run_dir",
     "sdk",
     "seed",
+    "stall_timeout",
+    "time_limit",
     "updates_per_epoch",
     "warmup_epochs",
     "weight_decay",
@@ -103,6 +107,17 @@ def test_what_is_no_duration_is_refused(text):
         config.parse([f"--epochs={text}"])
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2 h", 7200), ("0s", 0)])
+def test_a_time_has_a_unit_or_is_in_seconds(text, seconds):
+    assert config.parse([f"--stall_timeout={text}"]).stall_timeout == config.TimeSpan(seconds)
+
+
+@pytest.mark.parametrize("text", ["-1s", "1.5h", "1d", "", "s", "9" * 5000])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(cli.UsageError, match="--time_limit="):
+        config.parse([f"--time_limit={text}"])
+
+
 @pytest.mark.parametrize(("text", "hosts"), [("2", (2, ())), ("a,b", (2, ("a", "b"))), ("n1.x", (1, ("n1.x",)))])
 def test_hosts_are_a_number_or_names(text, hosts):
     assert config.parse([f"--hosts={text}"]).hosts == config.Hosts(*hosts)
@@ -128,10 +143,18 @@ def test_json_and_mermaid_exclude_each_other_and_a_drawing_is_for_a_dry_run():
     ipus=st.one_of(st.none(), st.integers(1, 2**20)),
     hosts=st.one_of(st.none(), st.integers(1, 9).map(config.Hosts), st.just(config.Hosts(2, ("a", "b")))),
     epochs=st.builds(config.Duration, st.integers(1, 999), st.sampled_from(["epochs", "steps"])),
+    limit=st.one_of(st.none(), st.builds(config.TimeSpan, st.integers(0, 10**6))),
     dry_run=st.booleans(),
     run_dir=st.one_of(st.none(), st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)),
 )
-def test_a_config_survives_its_flag_file(ipus, hosts, epochs, dry_run, run_dir):
-    changes = {"ipus": ipus, "hosts": hosts, "epochs": epochs, "dry_run": dry_run, "run_dir": run_dir}
+def test_a_config_survives_its_flag_file(ipus, hosts, epochs, limit, dry_run, run_dir):
+    changes = {
+        "time_limit": limit,
+        "ipus": ipus,
+        "hosts": hosts,
+        "epochs": epochs,
+        "dry_run": dry_run,
+        "run_dir": run_dir,
+    }
     cfg = dataclasses.replace(config.parse([]), **changes)
     assert config.parse(cfg.flag_lines()) == cfg

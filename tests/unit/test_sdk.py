@@ -44,6 +44,16 @@ def test_without_an_sdk_auto_takes_the_emulator_and_says_so_once(load):
     assert done.stderr.count(said) == 1
 
 
+def test_where_the_emulator_stands_in_already_it_is_not_taken_for_the_sdk():
+    code = "from tf_ipu_dp import emulator; emulator.install()\n" + LOAD
+    auto, poplar = (
+        subprocess.run([sys.executable, "-c", code, choice], capture_output=True, text=True, check=False)
+        for choice in ("auto", "poplar")
+    )
+    assert auto.stdout == EMULATOR, auto.stderr
+    assert poplar.returncode == 1 and "--sdk=poplar cannot be used: the emulator stands in" in poplar.stderr
+
+
 def test_the_emulator_by_name_says_nothing(load):
     done = load("emulator")
     assert (done.stdout, "sdk:" in done.stderr) == (EMULATOR, False)

@@ -46,3 +46,59 @@ def test_variables_that_describe_no_job_are_refused_by_name(change, named):
     with pytest.raises(cli.UsageError) as caught:
         world.read_launched(environ)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2"}, ("horovodrun", 1, 4, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("mpirun", 0, 2, None)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, ("mpiexec", 3, 4, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, ("srun", 5, 8, None)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_other_launchers_tell_rank_and_size(environ, ranks):
+    assert world.read_ranks(environ) == world.Ranks(*ranks)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}],
+    ids=["nothing", "a batch script", "alone"],
+)
+def test_a_process_that_is_alone_has_no_rank(environ):
+    assert world.read_ranks(environ) is None
+
+
+def test_a_rank_beyond_the_size_is_refused():
+    with pytest.raises(cli.UsageError, match="PMI_RANK=4 and PMI_SIZE=4 do not fit"):
+        world.read_ranks({"PMI_RANK": "4", "PMI_SIZE": "4"})
+
+
+def test_ranks_give_the_variables_that_poprun_would_have_set():
+    launched = [
+        world.read_launched(world.Ranks("srun", rank, 4, 2).variables(replicas=8, ipus_per_replica=2))
+        for rank in range(4)
+    ]
+    assert launched == [LaunchedTopology("poprun", 8, 2, instances=4, instance=rank) for rank in range(4)]
+
+
+def test_who_differs_from_most_is_named_with_what_it_has():
+    values = [{"host": f"h{rank}", "--seed": "1", "the version of numpy": "1.19"} for rank in range(3)]
+    assert world.describe_differences(values) == []
+    values[2]["--seed"] = "2"
+    del values[0]["the version of numpy"]
+    assert world.describe_differences(values) == [
+        "instance 2 on h2 has --seed 2 where the others have 1",
+        "instance 0 on h0 has the version of numpy nothing where the others have 1.19",
+    ]
+
+
+def test_one_instance_exchanges_with_itself_alone():
+    alone = world.World()
+    assert alone.sums([1.0, 2.5]) == [1.0, 2.5]
+    assert alone.gather(b"x") == [b"x"] and alone.agree({"a": [1]}) == {"a": [1]}
+    assert alone.hosts_where(False) == [] and len(alone.hosts_where(True)) == 1
+    assert alone.compare_digests([("a", 1), ("b", 2)]) is None
+    alone.compare({"--seed": "1"})

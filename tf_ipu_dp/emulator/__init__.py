@@ -34,7 +34,7 @@ _SERVED = {
 
 def install() -> None:
     """Serves the SDK's modules from here on. Doing it twice is harmless."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if is_installed():
         return
     for name, ours in _SERVED.items():
         module = sys.modules.get(name)
@@ -44,6 +44,11 @@ def install() -> None:
                 f"{getattr(module, '__file__', 'an unknown place')}. Call emulator.install() before that."
             )
     sys.meta_path.insert(0, _Finder())
+
+
+def is_installed() -> bool:
+    """Whether the SDK's modules are served from here."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 class _Finder:

@@ -1,0 +1,51 @@
+"""Trains like `python -m tf_ipu_dp.train`, but something is wrong with instance 1: what, is the first argument."""
+
+import sys
+import threading
+
+import popdist
+
+from tf_ipu_dp import cli, data, train, training
+
+fault = sys.argv[1]
+broken = popdist.getInstanceIndex() == 1
+words = sys.argv[2:]
+
+if fault == "stuck_input" and broken:
+    make_training = data.make_training
+
+    def stuck(*arguments, **names):
+        import tensorflow as tf
+
+        first = make_training(*arguments, **names)
+        spec = first.element_spec
+
+        def never(*_):
+            threading.Event().wait()
+
+        def blocks(*element):
+            wait = tf.numpy_function(never, [], [])
+            with tf.control_dependencies([wait]):
+                return tuple(tf.ensure_shape(tf.identity(part), each.shape) for part, each in zip(element, spec))
+
+        return first.take(8).concatenate(first.skip(8).map(blocks))
+
+    data.make_training = stuck
+
+if fault == "unlike" and broken:
+    words.append("--seed=7")
+    training.__version__ = "9.9"
+    data.fingerprint = lambda source: "other"
+
+if fault == "drift" and broken:
+    vote = training._Trainer._vote
+
+    def drift(self, *arguments):
+        if self.step == 7:
+            kernel = self.learner.model.weights[0]
+            kernel.assign(kernel * 1.0001)
+        return vote(self, *arguments)
+
+    training._Trainer._vote = drift
+
+train._leave(cli.run("train", lambda: train.main(words), sys.stderr))
