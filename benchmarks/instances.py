@@ -1,0 +1,208 @@
+"""What several instances cost and gain, alternating in one run.
+
+    .venv/bin/python benchmarks/instances.py [--rounds=5] [--only=layout]
+
+layout   ResNet-20, 8 replicas, accumulation 4: one instance, two instances, and the stock Horovod recipe for Keras
+         (hvd.DistributedOptimizer, two processes, horovodrun) with the same model and global batch
+input    a small model behind an augmentation that costs more than it: in numpy, which holds Python's lock, and in
+         TensorFlow; one and two instances of the same program for the SDK
+start    from the command to the end of the first step: one and four instances
+
+Every contender of a round is started as processes of its own. Reported: medians, and the median of the ratios within a
+round to the first contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = str(Path(__file__).resolve().parent)
+GLOBAL_BATCH = 32 * 8 * 4
+UPDATES = 6
+RESNET20 = [
+    "--dataset=synthetic", "--model=resnet20", "--micro_batch_size=32", "--gradient_accumulation=4",
+    f"--epochs={UPDATES}steps", "--seed=1", "--json",
+]  # fmt: skip
+SAMPLES = 1024
+INPUT_BATCH = 32
+SUITES = {
+    "layout": ["1 instance x 8 replicas", "2 instances x 4 replicas", "stock Horovod, 2 processes"],
+    "input": ["numpy, 1 instance", "numpy, 2 instances", "tf.data, 1 instance", "tf.data, 2 instances"],
+    "start": ["1 instance x 8 replicas", "4 instances x 2 replicas"],
+}
+UNITS = {"layout": "samples/s", "input": "samples/s", "start": "s"}
+
+
+def poprun(instances, replicas):
+    options = ["--num-instances", str(instances), "--num-replicas", str(replicas)]
+    return [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--only-output-from-instance", "0", *options, "python3"]
+
+
+def this(function):
+    return ["-c", f"import sys; sys.path.insert(0, {HERE!r}); import instances as b; b.{function}"]
+
+
+def read_rate(command):
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    lines = [line.split(">:", 1)[-1] for line in done.stdout.splitlines() if "{" in line]
+    if done.returncode or not lines:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return json.loads(lines[-1])["samples_per_s"]
+
+
+def measure_layout(name):
+    if name.startswith("stock"):
+        return read_rate(["horovodrun", "-np", "2", sys.executable, *this("stock_horovod()")])
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "tf_ipu_dp.train", *RESNET20, f"--run_dir={folder}/run"]
+        return read_rate([*poprun(int(name[0]), 8), *words])
+
+
+def measure_input(name):
+    kind, count = name.split(", ")
+    return read_rate([*poprun(int(count[0]), 2), *this(f"behind_an_augmentation({kind!r})")])
+
+
+def measure_start(name):
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "tf_ipu_dp.train", "--dataset=synthetic", "--model=resnet20", "--epochs=1steps"]
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            [*poprun(int(name[0]), 8), *words, "--micro_batch_size=4", f"--run_dir={folder}/run"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        for line in process.stderr:
+            if "compiling... " in line:  # with the first step in it, it has taken so many seconds
+                seconds = time.perf_counter() - began
+        process.wait()
+        return seconds
+
+
+def make_network(model, optimizer):
+    """Returns the application's model in stock Keras."""
+    import tensorflow as tf
+
+    from tf_ipu_dp import architectures, config, models
+
+    facts = config.DATASETS["synthetic"]
+    size = {"height": facts.height, "width": facts.width, "channels": facts.channels, "classes": facts.classes}
+    described = architectures.describe(model, norm="batch", **size)
+    network = models.make_model(described, eight_bit_input=False, mean=facts.mean, deviation=facts.deviation)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(optimizer, loss, metrics=["accuracy"])
+    return network
+
+
+def stock_horovod():
+    """Trains as Horovod's documentation has it for Keras."""
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    from tf_ipu_dp import config, data
+
+    hvd.init()
+    facts = config.DATASETS["synthetic"]
+    legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    network = make_network("resnet20", hvd.DistributedOptimizer(legacy.SGD(0.05, 0.9)))
+    held = data.open_source(facts, data_dir=None, seed=1).train
+
+    def prepare(image, label):
+        return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label
+
+    dataset = tf.data.Dataset.from_tensor_slices((held.images, held.labels)).shard(hvd.size(), hvd.rank())
+    dataset = dataset.shuffle(4096).repeat().batch(GLOBAL_BATCH // hvd.size())
+    dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    ends = []
+    after = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+    begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    network.fit(dataset, steps_per_epoch=UPDATES, epochs=1, verbose=0, callbacks=[begin, after])
+    if hvd.rank() == 0:
+        print(json.dumps({"samples_per_s": GLOBAL_BATCH * (len(ends) - 1) / (ends[-1] - ends[0])}))
+
+
+def behind_an_augmentation(kind):
+    """Trains a small model on images that are changed one by one; written for the SDK, as any user's program."""
+    import numpy as np
+    import popdist
+    import popdist.tensorflow
+    import tensorflow as tf
+    from tensorflow.python import ipu
+    from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+
+    popdist.init()
+    config = ipu.config.IPUConfig()
+    popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)
+    config.configure_ipu_system()
+    random = np.random.RandomState(popdist.getInstanceIndex())
+
+    def in_numpy(image):
+        # Elastic noise of one image, in many small calls: what preprocessing in Python looks like.
+        for row in range(image.shape[0]):
+            image[row] = np.roll(image[row], random.randint(-2, 3), axis=0) * random.uniform(0.9, 1.1)
+        return image
+
+    def in_tensorflow(image):
+        shifts = tf.random.uniform([32], -2, 3, tf.int32)
+        rows = [tf.roll(image[row], shifts[row], 0) * tf.random.uniform([], 0.9, 1.1) for row in range(32)]
+        return tf.stack(rows)
+
+    def augment(image, label):
+        if kind == "numpy":
+            image = tf.ensure_shape(tf.numpy_function(in_numpy, [image], tf.float32), [32, 32, 3])
+        else:
+            image = in_tensorflow(image)
+        return image, label
+
+    images = np.random.RandomState(1).uniform(size=[SAMPLES, 32, 32, 3]).astype(np.float32)
+    labels = np.random.RandomState(2).randint(10, size=[SAMPLES]).astype(np.int32)
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
+    dataset = dataset.shard(popdist.getNumInstances(), popdist.getInstanceIndex()).repeat()
+    dataset = dataset.map(augment, num_parallel_calls=tf.data.AUTOTUNE).batch(INPUT_BATCH, drop_remainder=True)
+    strategy = PopDistStrategy()
+    ends = []
+    after = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+    with strategy.scope():
+        model = tf.keras.Sequential(
+            [tf.keras.layers.Flatten(), tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(10)]
+        )
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, steps_per_execution=4)
+        local = popdist.getNumLocalReplicas()
+        model.fit(dataset.prefetch(8), steps_per_epoch=25 * 4 * local, epochs=1, verbose=0, callbacks=[after])
+    if popdist.getInstanceIndex() == 0:
+        samples = 4 * popdist.getNumTotalReplicas() * INPUT_BATCH * (len(ends) - 1)
+        print(json.dumps({"samples_per_s": samples / (ends[-1] - ends[0])}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=SUITES)
+    asked = parser.parse_args()
+    measures = {"layout": measure_layout, "input": measure_input, "start": measure_start}
+    for suite in [asked.only] if asked.only else SUITES:
+        found = {name: [] for name in SUITES[suite]}
+        for number in range(asked.rounds):
+            for name, values in found.items():
+                print(f"\r{suite}: round {number + 1}/{asked.rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
+                values.append(measures[suite](name))
+        print(f"\r{'':<80}\r", end="", file=sys.stderr)
+        first = found[SUITES[suite][0]]
+        print(f"{suite:<30}{UNITS[suite]:>9}   ratio")
+        for name, values in found.items():
+            ratio = statistics.median(one / base for one, base in zip(values, first))
+            print(f"{name:<30}{statistics.median(values):9,.{1 if suite == 'start' else 0}f}{ratio:8.2f}")
+        print()
+
+
+if __name__ == "__main__":
+    main()
