@@ -272,6 +272,8 @@ def _nearest_flag(name: str, fv: flags.FlagValues) -> str:
 
 def _form(flag: Flag) -> str:
     value = _value_form(flag)
+    if flag.boolean and value:
+        return f"--{flag.name}[={value}]"
     return f"--{flag.name}={value}" if value else f"--[no]{flag.name}"
 
 
@@ -296,7 +298,7 @@ def _takes(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
         return alternatives(choices)
-    if flag.boolean:
+    if flag.boolean and not _value_form(flag):
         return "true or false"
     lower, upper = getattr(flag.parser, "lower_bound", None), getattr(flag.parser, "upper_bound", None)
     if lower is not None:

@@ -39,8 +39,8 @@ HOROVOD = "horovod==0.28.1"
 # cmake 4 refuses Horovod's CMakeLists; setuptools 70 breaks its setup.py. ninja saves asking for make.
 _HOROVOD_BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
 TARGETS: Dict[str, Sequence[str]] = {
-    "run": ("host",),
-    "distributed": ("host", "distributed"),
+    "run": ("host", "plots"),
+    "distributed": ("host", "plots", "distributed"),
     "test": ("host", "distributed", "plots", "test", "lint"),
 }
 # Horovod's setup.py hands make's VERBOSE=1 to whatever cmake builds with; ninja would take it for a target.
@@ -159,6 +159,20 @@ def is_own(venv: Path) -> bool:
     return bool(_read_state(venv)) and not _beside(venv, "installing").exists()
 
 
+def require_horovod(instances: int, status: Status) -> None:
+    """Builds Horovod into the environment that launch/ made, if it has none; in any other raises with how to do it."""
+    if importlib.util.find_spec("horovod") or importlib.util.find_spec("popdist"):
+        return
+    venv = Path(sys.prefix)
+    if not is_own(venv):
+        raise SetupError(
+            f"--instances={instances} needs Horovod, and {sys.executable} has none. "
+            "Build it with: python -m tf_ipu_dp.environment distributed"
+        )
+    make("distributed", venv, "", status)
+    importlib.invalidate_caches()
+
+
 def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
     """Returns the project's own requirements and those of some extras, as setup.cfg has them."""
     parser = configparser.ConfigParser()
@@ -256,7 +270,8 @@ def _point_to_clone(venv: Path) -> None:
 
 
 def _missing_in_sdk(target: str) -> List[str]:
-    extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint")]
+    # Training there neither waits for a drawing library nor fails for want of one.
+    extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint") and target == "test"]
     wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not _is_for_other_python(line)]
     return [line for line in wanted if not _is_installed(_name(line))]
 

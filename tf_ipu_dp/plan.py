@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import architectures, cli
 from tf_ipu_dp.architectures import Architecture, Block
@@ -143,6 +143,33 @@ class Batch:
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.accumulation * self.replicas
 
+    @classmethod
+    def of_plan(cls, plan_json: Mapping[str, Any]) -> Batch:
+        """Returns the batch of a plan that was kept as JSON, in a run's folder or in a checkpoint."""
+        batch = plan_json["batch"]
+        return cls(batch["micro_batch_samples"], batch["accumulation_micro_batches"], plan_json["topology"]["replicas"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One way to divide a global batch over a job."""
+
+    ipus: int
+    instances: int
+    micro_batch_size: int
+    accumulation: int
+
+    def apply(self, config: TrainConfig) -> TrainConfig:
+        """Returns the config with this layout in the place of its own."""
+        return dataclasses.replace(
+            config,
+            ipus=self.ipus,
+            instances=self.instances,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=self.accumulation,
+            global_batch_size=None,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
@@ -266,6 +293,69 @@ def plan_run(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
         helpful = [(fix, after) for fix, after in outcomes if rule not in after]
         clean = [fix for fix, after in helpful if before.issuperset(after)]
         problems.append(Problem(rule, sentence, tuple(clean or [fix for fix, _ in helpful])))
+    raise PlanError(problems)
+
+
+def layouts(
+    config: TrainConfig, dataset: DatasetFacts, global_batch: int, launched: Optional[LaunchedTopology] = None
+) -> Tuple[Layout, ...]:
+    """Returns the layouts that keep a global batch on the config's IPUs, the nearest to the config first.
+
+    Every one has been planned. Of many micro batch sizes those nearest to the config's are tried. What a launcher has
+    started is not changed.
+    """
+    stages = _stages_asked(config) or (launched.ipus_per_replica if launched else 1)
+    ipus = launched.replicas * launched.ipus_per_replica if launched else config.ipus or 1
+    replicas = ipus // ipus_per_replica(stages)
+    unit = accumulation_unit(stages, config.pipeline_schedule)
+    if not replicas or global_batch % (replicas * unit):
+        return ()
+    near = config.micro_batch_size
+    asked = launched.instances if launched else config.instances or 1
+    sizes = [near, *sorted(_divisors_around(global_batch // (replicas * unit), near), key=lambda n: abs(n - near))]
+    counts = [asked] if launched else sorted(_powers(1, replicas), key=lambda n: abs(n - asked))
+    possible = (
+        Layout(ipus, instances, size, global_batch // (replicas * size))
+        for size in sizes
+        if global_batch % (replicas * size) == 0
+        for instances in counts
+    )
+    return tuple(each for each in possible if _keeps(each.apply(config), dataset, global_batch, launched))
+
+
+def keep_global_batch(
+    config: TrainConfig, dataset: DatasetFacts, was: Batch, launched: Optional[LaunchedTopology] = None
+) -> TrainConfig:
+    """Returns the config with which a run goes on with its global batch: as it is, or with the accumulation left open.
+
+    An accumulation that is the run's own is no wish for another batch: it came with the run's flags. What cannot keep
+    the global batch is a PlanError with what can.
+    """
+    total = was.global_batch_size
+    solved = _open_accumulation(config, was)
+    for candidate in (config, solved):
+        if _keeps(candidate, dataset, total, launched):
+            return candidate
+
+    def works(fix: Fix) -> bool:
+        return _keeps(_open_accumulation(fix.apply(config), was), dataset, total, launched)
+
+    trained = f"the run was trained with global batch {total}"
+    draft = _examine(solved, dataset, launched)
+    problems = []
+    for rule, sentence, candidates in draft.broken:
+        if rule == "global_batch":
+            said = _cannot_keep(config, dataset, total, launched)
+        else:
+            said = f"{sentence.rstrip('.')}; {trained}."
+        fixes = _without_repeats(candidates(), config), _ways_to_keep(config, dataset, total, launched)
+        own, others = (tuple(filter(works, each)) for each in fixes)
+        problems.append(Problem(rule, said, others if rule == "global_batch" else own or others))
+    if draft.plan:
+        names = ("global_batch_size", "gradient_accumulation")
+        said = f"{_given(config, *names)} makes a global batch of {draft.plan.batch.global_batch_size}, but {trained}."
+        left_out = _without_repeats([Fix(tuple((name, None) for name in names))], config)
+        problems.append(Problem("kept_batch", said, tuple(filter(works, left_out))))
     raise PlanError(problems)
 
 
@@ -641,6 +731,69 @@ def _examine_batch(draft: _Draft, config: TrainConfig, stages: int, replicas: Op
         )
         return None
     return Batch(micro, total // per_pass, replicas)
+
+
+def _keeps(config: TrainConfig, dataset: DatasetFacts, global_batch: int, launched: Optional[LaunchedTopology]) -> bool:
+    made = _examine(config, dataset, launched).plan
+    return made is not None and made.batch.global_batch_size == global_batch
+
+
+def _open_accumulation(config: TrainConfig, was: Batch) -> TrainConfig:
+    """Leaves the accumulation to be solved, unless the config asks for another batch than the run's."""
+    total = was.global_batch_size
+    if config.global_batch_size not in (None, total) or config.gradient_accumulation not in (None, was.accumulation):
+        return config
+    return dataclasses.replace(config, global_batch_size=total, gradient_accumulation=None)
+
+
+def _cannot_keep(
+    config: TrainConfig, dataset: DatasetFacts, global_batch: int, launched: Optional[LaunchedTopology]
+) -> str:
+    if not launched:
+        given = _given(config, "ipus", "pipeline_stages", "micro_batch_size")
+        return f"{given} cannot keep the global batch of {global_batch} that the run was trained with."
+    stages = _stages_asked(config) or launched.ipus_per_replica
+    asked = dataclasses.replace(config, ipus=launched.replicas * launched.ipus_per_replica, pipeline_stages=stages)
+    free = dataclasses.replace(asked, instances=launched.instances)
+    counts = [each.ipus // launched.ipus_per_replica for each in _on_other_ipus(free, dataset, global_batch)]
+    others = f"; {cli.alternatives(counts)} would do" if counts else ""
+    return (
+        f"{cli.count(launched.replicas, 'replica')} (started by {launched.launcher}{others}) with "
+        f"--micro_batch_size={config.micro_batch_size} cannot keep the global batch of {global_batch} that the run was "
+        "trained with."
+    )
+
+
+def _ways_to_keep(
+    config: TrainConfig, dataset: DatasetFacts, global_batch: int, launched: Optional[LaunchedTopology]
+) -> List[Fix]:
+    """Other IPUs, other micro batches on the same IPUs, another schedule."""
+    instances = launched.instances if launched else config.instances or 1
+    here = [each for each in layouts(config, dataset, global_batch, launched) if each.instances == instances]
+    ways = [] if launched else [_as_fix(each, config) for each in _on_other_ipus(config, dataset, global_batch)]
+    ways += _sets("micro_batch_size", sorted(each.micro_batch_size for each in here[:3]))
+    return _without_repeats([*ways, *_sets("pipeline_schedule", SCHEDULES)], config)
+
+
+def _on_other_ipus(config: TrainConfig, dataset: DatasetFacts, global_batch: int) -> List[Layout]:
+    """The few layouts with the same micro batch on the nearest numbers of IPUs."""
+    asked = config.ipus or 1
+    found = []
+    for ipus in _powers(1, 4 * asked):
+        there = layouts(dataclasses.replace(config, ipus=ipus), dataset, global_batch)
+        found += [each for each in there[:1] if each.micro_batch_size == config.micro_batch_size and ipus != asked]
+    return sorted(sorted(found, key=lambda each: abs(each.ipus - asked))[:3], key=lambda each: each.ipus)
+
+
+def _as_fix(layout: Layout, config: TrainConfig) -> Fix:
+    instances = layout.instances if layout.instances != (config.instances or 1) else config.instances
+    return Fix((("ipus", layout.ipus), ("instances", instances)))
+
+
+def _given(config: TrainConfig, *names: str) -> str:
+    """Returns the flags as one would type them, without those that were not given."""
+    values = ((name, getattr(config, name)) for name in names)
+    return " ".join(cli.flag_text(name, value) for name, value in values if value is not None)
 
 
 def _examine_epochs(

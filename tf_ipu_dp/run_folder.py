@@ -18,7 +18,7 @@ import shlex
 import shutil
 import socket
 import sys
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
@@ -26,6 +26,18 @@ from tf_ipu_dp import cli, config
 
 _RUNS = "runs"
 _LOCK = ".lock"
+
+
+@dataclasses.dataclass(frozen=True)
+class InstanceError:
+    """What ended one instance of a run."""
+
+    instance: int
+    host: str
+    process: int
+    time: datetime
+    final: bool  # starting again would end the same
+    text: str
 
 
 class RunFolder:
@@ -107,13 +119,52 @@ class RunFolder:
         result = _parse_object(self.result_json.read_bytes()) if self.result_json.is_file() else None
         return result is not None and result.get("stopped") is None
 
-    def write_error(self, instance: int, text: str) -> Path:
-        """Keeps what ended an instance; any instance may call it. Returns the file."""
+    def write_error(self, instance: int, text: str, *, final: bool = False) -> Path:
+        """Keeps what ended an instance, and when and where; any instance may call it. Returns the file.
+
+        `final` says that the same would happen again if the run were started again. Of the errors of one process the
+        first stays: it is nearest to the cause.
+        """
         path = self.errors / f"instance-{instance:03d}.txt"
+        before = _read_error(path)
+        if before and before.process == os.getpid() and before.host == socket.gethostname():
+            return path
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        head = {
+            "instance": instance,
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "time": now,
+            "final": "yes" if final else "no",
+        }
+        lines = [*(f"{name}: {value}" for name, value in head.items()), "", text.rstrip("\n")]
         with _told(self.path):
             self.errors.mkdir(parents=True, exist_ok=True)
-            write_durably(path, text.rstrip("\n") + "\n")
+            write_durably(path, "\n".join(lines) + "\n")
         return path
+
+    def read_errors(self) -> List[InstanceError]:
+        """Returns what ended the instances, the earliest first; what is no such file is passed over."""
+        found = (_read_error(path) for path in sorted(self.errors.glob("instance-*.txt")))
+        return sorted((error for error in found if error), key=lambda error: error.time)
+
+    def set_errors_aside(self) -> None:
+        """Renames the errors of an earlier start, so that those of the next one are its own."""
+        if self.errors.is_dir() and any(self.errors.iterdir()):
+            with _told(self.path):
+                number = 1
+                while (aside := self.path / f"errors-{number}").exists():
+                    number += 1
+                self.errors.rename(aside)
+
+    def read_plan(self) -> Optional[Dict[str, Any]]:
+        """Returns the plan, as JSON has it, that the checkpoints were made with; None where there are none."""
+        if not any(self.checkpoints.glob("step-*")):
+            return None
+        try:
+            return _parse_object(self.plan_json.read_bytes())
+        except FileNotFoundError:
+            return None
 
 
 def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_bytes: int) -> RunFolder:
@@ -144,6 +195,17 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     return folder
 
 
+def make_folder(name: str, now: datetime) -> Path:
+    """Makes a new folder below runs/, of the name and the time, for a run that another process will take up."""
+    wanted = Path(_RUNS) / _folder_name(name, now)
+    try:
+        return _make_new(wanted)
+    except OSError as error:
+        raise cli.UsageError(
+            f"The run's folder {wanted} cannot be used ({_reason(error)}). Choose another folder with --run_dir."
+        ) from error
+
+
 def read_run_flags(path: Path) -> Tuple[str, ...]:
     """Returns the flags that a run was started with, one per entry, from its folder."""
     try:
@@ -153,6 +215,15 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
             f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)})."
         ) from error
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
+
+
+def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
+    """Returns those of a run's flags that its evaluation needs; how the training was divided is none of them."""
+    names = (
+        "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
+        "checkpoint_every", "instances", "hosts",
+    )  # fmt: skip
+    return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -255,6 +326,22 @@ def _hold(label: str, path: Path) -> Optional[TextIO]:
 
 def _is_closed_to_us(path: Path) -> bool:
     return path.exists() and not os.access(path, os.W_OK)
+
+
+def _read_error(path: Path) -> Optional[InstanceError]:
+    try:
+        head, _, text = path.read_text(encoding="utf-8", errors="surrogateescape").partition("\n\n")
+        fields = dict(line.split(": ", 1) for line in head.splitlines())
+        return InstanceError(
+            instance=int(fields["instance"]),
+            host=fields["host"],
+            process=int(fields["process"]),
+            time=datetime.fromisoformat(fields["time"]),
+            final=fields["final"] == "yes",
+            text=text.rstrip("\n"),
+        )
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 @contextlib.contextmanager

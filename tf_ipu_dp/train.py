@@ -13,15 +13,6 @@ from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
 from tf_ipu_dp import catalogue, cli, config, plan, world
 
-# How a run was divided; its checkpoint can be measured on any other number of IPUs.
-_OF_TRAINING_ALONE = tuple(
-    f"--{name}="
-    for name in (
-        "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
-        "checkpoint_every",
-    )
-)  # fmt: skip
-
 
 def main(words: Sequence[str]) -> int:
     """Parses, plans, shows or refuses, acts."""
@@ -113,9 +104,8 @@ def _parse(words: Sequence[str]) -> config.TrainConfig:
     if cfg.evaluate and cfg.run_dir is not None:
         from tf_ipu_dp import run_folder
 
-        own = run_folder.read_run_flags(Path(cfg.run_dir))
-        kept = [flag for flag in own if not flag.startswith(_OF_TRAINING_ALONE)]
-        cfg = _at_home(config.parse([*kept, *words]))
+        own = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
+        cfg = _at_home(config.parse([*own, *words]))
     return cfg
 
 

@@ -59,6 +59,8 @@ _MOST_ITERATIONS = 1024
 _MEASURED_S = 3.0
 # Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
+# Instances agree so often on whether to go on; each time costs some milliseconds.
+_VOTE_PERIOD_S = 0.25
 # Beside checkpoints and export: metrics, TensorBoard, small files.
 _ROOM_BYTES = 32 * 2**20
 
@@ -120,6 +122,9 @@ def train(
         value = report.result_value(result)
         if device.world.leads:
             stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
+            stdout.flush()
+        # Under some launchers the first exit that is not 0 ends the others: nobody leaves before all are done.
+        device.world.agree({})
         return 128 + trainer.stop_signal if trainer.stop_signal else 0
 
 
@@ -179,7 +184,7 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, interrupts: _Inter
     except SystemExit:
         raise
     except cli.UsageError as error:
-        folder.write_error(world.instance, str(error), final=True)
+        folder.write_error(world.instance, str(error), final=not trainer.may_pass)
         raise
     except checkpoints.CheckpointError as error:
         folder.write_error(world.instance, str(error), final=True)
@@ -385,6 +390,7 @@ class _Trainer:
         self.cache = sdk.executable_cache
         self.cached = self._executables()
         self.failure: Optional[str] = None
+        self.may_pass: bool = False  # the same run, started again, may well go on
         self.stop_signal: int = 0  # of any instance
         self.time_is_up = False
         self.gives_up = False  # the validation has not got better for long
@@ -400,9 +406,11 @@ class _Trainer:
             on_stall=self._end_stalled,
         )
         self._window = _Window()
-        self._logged_s = 0.0
+        self._logged_s, self._logged_step = 0.0, 0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
         self._shares = _Shares(sdk)
+        self._until_vote = 0  # executions
+        self._before_vote = self._voted_step = 0
 
     def run(self) -> report.RunResult:
         """Trains to the end, or to a signal; a loss that is not finite is a TrainingError."""
@@ -417,7 +425,8 @@ class _Trainer:
         resumed = self._find_checkpoint()
         if resumed:
             _restore(self.learner, resumed, cfg, run, _TIED, whole=True)
-            self.step = self.saved_step = resumed.manifest.step
+            self.step = self.saved_step = self._before_vote = self._voted_step = resumed.manifest.step
+            self._logged_step = self.step
             self.speaker.say(f"going on from step {self.step:,} ({resumed.path})")
             before = resumed.manifest.plan["training"]["updates"]
             if before != run.epochs.updates and run.recipe.schedule != "constant":
@@ -485,15 +494,20 @@ class _Trainer:
     def _stopping(self) -> bool:
         return bool(self.failure or self.stop_signal or self.time_is_up or self.gives_up)
 
-    def _vote(self, loss: float, accuracy: float, wants_to_log: bool) -> Tuple[float, float, bool]:
+    def _vote(self, loss: float, accuracy: float, wants_to_log: bool, execution_s: float) -> Tuple[float, float, bool]:
         """Returns the means over the instances, and whether to log; all of them stop after the same execution.
 
-        A signal to any instance counts for all. Where clocks decide, instance 0's does.
+        A signal to any instance counts for all. Where clocks decide, instance 0's does; it also says how many
+        executions there are to the next vote.
         """
         limit = self.cfg.time_limit
         late = limit is not None and time.perf_counter() - self.began >= limit.seconds
-        everyone = self.world.gather_numbers([loss, accuracy, self.interrupts.signal, late, wants_to_log])
-        losses, accuracies, signals, lates, wishes = zip(*everyone)
+        everyone = self.world.gather_numbers(
+            [loss, accuracy, self.interrupts.signal, late, wants_to_log, execution_s if self.compiled else math.inf]
+        )
+        losses, accuracies, signals, lates, wishes, seconds = zip(*everyone)
+        self._until_vote = max(int(_VOTE_PERIOD_S / max(seconds[0], 1e-3)), 1)
+        self._before_vote, self._voted_step = self._voted_step, self.step
         self.stop_signal = int(max(signals))
         self.time_is_up = bool(lates[0])
         return sum(losses) / len(losses), sum(accuracies) / len(accuracies), bool(wishes[0])
@@ -548,11 +562,16 @@ class _Trainer:
         self.step += updates
         self.heart.move("training", self.step)
         at_end = self.step >= self._epoch_end
-        due = self.step % run.log_every < updates and execution.ended_s - self._logged_s >= self._log_period_s
-        logs = execution.logs
-        loss, accuracy, logging_now = self._vote(
-            logs.get("loss", math.nan), logs.get("accuracy", math.nan), at_end or due
-        )
+        passed = self.step // run.log_every > self._logged_step // run.log_every
+        due = passed and execution.ended_s - self._logged_s >= self._log_period_s
+        saves = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
+        loss, accuracy = execution.logs.get("loss", math.nan), execution.logs.get("accuracy", math.nan)
+        logging_now = False
+        self._until_vote -= 1
+        # All instances come to the same answer here: none of them looks at a clock of its own.
+        asked_to_log = passed and not self._log_period_s
+        if self._until_vote <= 0 or at_end or saves or asked_to_log or self.world.instances == 1:
+            loss, accuracy, logging_now = self._vote(loss, accuracy, at_end or due, execution.seconds)
         samples = 0
         if not self.compiled:
             self._finish_compiling()
@@ -560,7 +579,8 @@ class _Trainer:
             samples = updates * run.batch.global_batch_size
             self.executing_s += execution.seconds
             self.timed_samples += samples
-        if not math.isfinite(loss):
+        # One instance's own loss is all that it has between votes; where it is not finite, the next vote finds it.
+        if not math.isfinite(loss) and self._voted_step == self.step:
             self.failure = self._not_finite("The loss")
             return False
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
@@ -568,12 +588,11 @@ class _Trainer:
         began = time.perf_counter()
         if logging_now:
             self._log()
-            self._logged_s = execution.ended_s
+            self._logged_s, self._logged_step = execution.ended_s, self.step
         every = self.cfg.check_weights_every
         if every and self.world.instances > 1 and self.step % every < updates:
             self._compare_weights()
-        due = self.step % run.checkpoint_every < updates or self.step >= run.epochs.updates
-        if (due or self._stopping()) and not self.failure:
+        if (saves or self._stopping()) and not self.failure:
             self._save()
         self.keeping_s += time.perf_counter() - began
         return not self._stopping()
@@ -584,6 +603,7 @@ class _Trainer:
         digests = [(weight.name, zlib.crc32(np.ascontiguousarray(weight.numpy()).data)) for weight in weights]
         odd = self.world.compare_digests(digests)
         if odd is not None:
+            self.may_pass = True
             self.failure = (
                 f"The instances' weights have drifted apart by step {self.step:,}: {odd} differs from the others'. "
                 f"The memory or the network of that host may be at fault. {self._last_good()} "
@@ -642,7 +662,7 @@ class _Trainer:
         return self.sampler.mark()
 
     def _not_finite(self, what: str) -> str:
-        before = self.step - self.plan.epochs.device_iterations
+        before = min(self._before_vote, self.step - self.plan.epochs.device_iterations)
         advice = "use --loss_scaling=dynamic" if self.cfg.precision != "32.32" else "raise --warmup_epochs"
         return (
             f"{what} became NaN or infinite between steps {before:,} and {self.step:,}. {self._last_good()} "

@@ -375,3 +375,25 @@ def test_numbers_that_are_none_are_refused():
     for flag in ("learning_rate", "warmup_epochs", "weight_decay", "momentum"):
         done = train(f"--{flag}=nan", "--dry_run")
         assert done.returncode == 1 and f"--{flag}=nan" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path):
+    folder = tmp_path / "run"
+    words = (*SMALL, "--epochs=500", "--log_every=8", "--checkpoint_every=100000", f"--run_dir={folder}")
+    done = train(*words, "--time_limit=8s")
+    assert done.returncode == 0, done.stderr
+    assert "--time_limit=8s after step" in done.stdout and "saved. Go on with --flagfile=" in done.stdout
+    (step,) = steps_of(folder)
+    done = train(*words, f"--epochs={step + 4}steps")
+    assert f"going on from step {step:,}" in done.stderr and steps_of(folder)[-1] == step + 4
+
+
+@pytest.mark.slow
+def test_a_run_whose_validation_gets_no_better_stops_early(tmp_path):
+    folder = tmp_path / "run"
+    done = train(*SMALL, "--epochs=50", "--learning_rate=0", "--early_stop=2", "--json", f"--run_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    losses = [each["loss"] for each in records(folder) if each["kind"] == "validation"]
+    assert len(losses) == 3 and "stopping early" in done.stderr
+    assert json.loads(done.stdout)["stopped"] is None

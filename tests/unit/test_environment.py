@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,19 @@ def test_a_failing_command_becomes_a_sentence_with_the_last_error_and_the_log(tm
         str(caught.value) == f"Installing failed: ERROR: No matching distribution found. The whole output is in {log}."
     )
     assert "chatter" in log.read_text(encoding="utf-8")
+
+
+def test_horovod_is_asked_for_in_a_sentence_where_the_environment_is_not_ours(tmp_path):
+    # A bare environment that knows only where this package is.
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    program = (
+        "import sys; from tf_ipu_dp import environment\n"
+        "try: environment.require_horovod(4, environment.Status('x', sys.stderr))\n"
+        "except environment.SetupError as error: print(error)"
+    )
+    done = subprocess.run([str(python), "-c", program], cwd=str(ROOT), capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        f"--instances=4 needs Horovod, and {python} has none. "
+        "Build it with: python -m tf_ipu_dp.environment distributed\n"
+    )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -201,9 +201,62 @@ def test_a_run_is_finished_when_its_result_says_so_until_it_is_started_again(fol
 
 
 def test_errors_are_kept_per_instance_also_by_one_that_does_not_hold_the_folder(folder):
-    path = run_folder.RunFolder(folder.path).write_error(3, "Traceback ...")
+    before = datetime.now(timezone.utc)
+    path = run_folder.RunFolder(folder.path).write_error(3, "Traceback ...\n\nValueError\n")
     assert path == folder.path / "errors" / "instance-003.txt"
-    assert path.read_text() == "Traceback ...\n"
+    assert path.read_text().endswith("\n\nTraceback ...\n\nValueError\n")
+    (error,) = folder.read_errors()
+    assert (error.instance, error.host, error.process, error.final) == (3, socket.gethostname(), os.getpid(), False)
+    assert before <= error.time <= datetime.now(timezone.utc) and error.time.microsecond
+    assert error.text == "Traceback ...\n\nValueError"
+
+
+def test_of_one_processs_errors_the_first_stays_and_another_processs_takes_its_place(folder):
+    folder.write_error(0, "cause", final=True)
+    folder.write_error(0, "consequence")
+    assert [(error.text, error.final) for error in folder.read_errors()] == [("cause", True)]
+    program = "import sys; from pathlib import Path; from tf_ipu_dp import run_folder; "
+    program += "run_folder.RunFolder(Path(sys.argv[1])).write_error(0, 'next')"
+    subprocess.run([sys.executable, "-c", program, str(folder.path)], check=True)
+    assert [error.text for error in folder.read_errors()] == ["next"]
+
+
+def test_errors_come_in_the_order_of_their_times_and_other_files_are_passed_over(folder):
+    for instance in (2, 0, 1):
+        folder.write_error(instance, str(instance))
+    (folder.errors / "instance-007.txt").write_text("no head")
+    (folder.errors / "instance-008.txt").write_bytes(b"instance: x\nhost: \xff\n\n")
+    assert [error.instance for error in folder.read_errors()] == [2, 0, 1]
+
+
+def test_errors_of_an_earlier_start_are_set_aside_and_kept(folder):
+    folder.set_errors_aside()
+    for text in ("first", "second"):
+        folder.write_error(0, text)
+        folder.set_errors_aside()
+        assert folder.read_errors() == []
+    kept = [(folder.path / f"errors-{number}" / "instance-000.txt").read_text() for number in (1, 2)]
+    assert ["first" in kept[0], "second" in kept[1]] == [True, True]
+
+
+def test_the_plan_of_the_checkpoints_is_read_where_there_are_some(folder):
+    cfg = config.parse([])
+    assert folder.read_plan() is None
+    folder.write_start(cfg, cfg.flag_lines(), '{"schema": 1}')
+    assert folder.read_plan() is None
+    (folder.checkpoints / "step-00000008").mkdir(parents=True)
+    assert folder.read_plan() == {"schema": 1}
+
+
+def test_a_folder_is_made_for_another_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [run_folder.make_folder("cnn-fashion_mini", NOW) for _ in range(2)]
+    assert [str(path) for path in paths] == [f"runs/cnn-fashion_mini-20260105-100000{end}" for end in ("", "-2")]
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    (tmp_path / "other" / "runs").write_text("")
+    with pytest.raises(cli.UsageError, match=r"cannot be used \(.*\)\. Choose another folder with --run_dir\."):
+        run_folder.make_folder("x", NOW)
 
 
 JSON = st.recursive(

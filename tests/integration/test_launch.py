@@ -1,0 +1,215 @@
+"""The launcher with real jobs: failures, restarts, signals, the wrapper of horovodrun, and the proof of equality."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tf_ipu_dp import run_folder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = (
+    "--sdk=emulator", "--model=mlp", "--dataset=synthetic", "--image_size=28", "--ipus=4", "--micro_batch_size=8",
+    "--epochs=60steps", "--checkpoint_every=10", "--log_every=2", "--deterministic",
+)  # fmt: skip
+
+
+FAILS_WHEN_TOLD = """
+import signal
+
+def fail(*_):
+    raise RuntimeError("the disk is on fire")
+
+signal.signal(signal.SIGUSR1, fail)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def start(*words, command=(sys.executable, "-m", "tf_ipu_dp.launch"), **options):
+    return subprocess.Popen(
+        [*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def said(err):
+    """Returns what the launcher itself has said."""
+    return [line for line in err.splitlines() if line.startswith("launch: ")]
+
+
+def wait_for_checkpoint(folder, process, after=0):
+    """Waits for a checkpoint of a later step, and returns that step."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
+        if max(steps, default=0) > after:
+            return max(steps)
+        time.sleep(0.01)
+    raise AssertionError(finish(process)[2])
+
+
+def pid_of(folder, instance):
+    return json.loads((folder / "status" / f"instance-{instance:03d}.json").read_text())["pid"]
+
+
+def make_wrapper(folder, name):
+    """Returns a copy of a wrapper in launch/, beside an environment that needs no making."""
+    wrappers = folder / "launch"
+    wrappers.mkdir()
+    shutil.copy(ROOT / "launch" / name, wrappers)
+    (wrappers / "environment.sh").write_text(f"python={shlex.quote(sys.executable)}\n")
+    return wrappers / name
+
+
+def assert_same_weights(first, second, limit):
+    words = [sys.executable, "-m", "tf_ipu_dp.compare", f"--limit={limit}", str(first), str(second)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        code, out, err = finish(start("--instances=2", "--", *JOB, f"--run_dir={folder}"))
+    assert code == 0, err
+    plan, command, done = said(err)
+    assert plan == (
+        "launch: 2 instances x 2 replicas on 4 IPUs, micro batch 8 x accumulation 1 x 4 replicas = global batch 32; "
+        f"{folder}"
+    )
+    words = shlex.split(command)[1:]
+    assert words[0] == "GCDA_MONITOR=1" and words[3] == "tf_ipu_dp.emulator.poprun" and words[-1].endswith(str(folder))
+    assert re.fullmatch(f"launch: done in .*; {folder}", done)
+    assert "Updates" in out
+    return folder
+
+
+def test_a_job_is_started_again_after_a_failure_and_on_fewer_instances_after_a_second_and_ends_in_the_same_weights(
+    tmp_path, monkeypatch, undisturbed
+):
+    (tmp_path / "sitecustomize.py").write_text(FAILS_WHEN_TOLD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    folder = tmp_path / "run"
+    process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={folder}")
+    first = wait_for_checkpoint(folder, process)
+    failing = pid_of(folder, 1)
+    os.kill(failing, signal.SIGUSR1)
+    second = wait_for_checkpoint(folder, process, after=first + 10)
+    assert pid_of(folder, 1) != failing
+    os.kill(pid_of(folder, 1), signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code == 0, err
+    # The other instance's complaint about Horovod is not the cause, whoever was quicker.
+    assert re.search(
+        r"^launch: instance 1 on \S+ failed( \(1 other failed because of it\))?\. Its last lines:\n(  .*\n){1,19}"
+        r"  RuntimeError: the disk is on fire\nlaunch: ",
+        err,
+        re.MULTILINE,
+    )
+    again = [line for line in said(err) if "starting again" in line]
+    assert re.fullmatch(
+        r"launch: instance 1 on \S+ failed; starting again from step \d+ on 2 instances x 2 replicas\. "
+        r"Restart 1 of 3\.",
+        again[0],
+    )
+    assert re.fullmatch(
+        r"launch: instance 1 on \S+ ended with 137 \(SIGKILL\); instance 1 has failed twice in a row; starting again "
+        r"from step \d+ on 1 instance x 2 replicas, accumulation 2 in place of 1 \(global batch 32 kept\)\. "
+        r"Restart 2 of 3\.",
+        again[1],
+    )
+    assert [int(re.search(r"from step (\d+)", line)[1]) for line in again] >= [first, second]
+    assert_same_weights(undisturbed, folder, 1e-5)
+
+
+def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_same_weights(tmp_path, undisturbed):
+    folder = tmp_path / "run"
+    process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={folder}")
+    wait_for_checkpoint(folder, process)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 143, err
+    stopped = int(re.search(r"SIGTERM after step (\d+), saved", out)[1])
+    assert re.search(
+        r"launch: stopped after .*\. Go on with: python -m tf_ipu_dp\.launch --max_restarts=3 -- --instances=2 .*"
+        rf"--run_dir={folder}$",
+        said(err)[-1],
+    )
+
+    wrapper = make_wrapper(tmp_path, "horovodrun.sh")
+    command = start(*JOB, f"--run_dir={folder}", command=["bash", str(wrapper)])
+    code, out, err = finish(command)
+    assert code == 0, out + err
+    assert f"going on from step {stopped}" in out + err
+    assert_same_weights(undisturbed, folder, 1e-5)
+
+
+def test_what_would_end_the_same_again_is_told_once_and_not_started_again(tmp_path):
+    with run_folder.open_folder(str(tmp_path / "run"), name="x", now=datetime(2026, 1, 5), needed_bytes=0):
+        process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={tmp_path / 'run'}")
+        code, _, err = finish(process)
+    assert code == 1, err
+    sentence = rf"--run_dir={tmp_path / 'run'} is in use by process {os.getpid()} on \S+\. Wait until it ends, .*"
+    failed, how = said(err)[-2:]
+    assert re.fullmatch(r"launch: instance \d on \S+ failed\. Its last lines:", failed)
+    assert len(re.findall(rf"^  {sentence}$", err, re.MULTILINE)) == 1
+    assert "nothing is saved. It is not started again, because it would end the same. Go on with: python" in how
+
+
+def test_one_and_several_instances_are_shown_to_end_in_the_same_weights(tmp_path):
+    words = ["--verify", "--instances=2", "--", *JOB[:-4], "--model=cnn", "--norm=group", "--epochs=2steps"]
+    code, out, err = finish(start(*words, cwd=str(tmp_path)))
+    assert code == 0, out + err
+    header, *layers = out.splitlines()[:-2]
+    assert header.split() == ["Layer", "Weights", "Difference", "Relative"]
+    assert [line.split()[0] for line in layers][:2] == ["conv1_conv", "conv1_norm"] and len(layers) == 8
+    assert re.fullmatch(
+        r"1 instance x 4 replicas and 2 instances x 2 replicas after 2 updates: the same weights\. "
+        r"The largest relative difference is \S+ of \S+ \(limit 1e-05\)\.",
+        out.splitlines()[-1],
+    )
+    assert "training 2 updates on 2 instances x 2 replicas..." in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "words", "code", "text"),
+    [
+        ("poprun.sh", {"LAUNCHER": "emulator", "LAUNCHER_ARGS": "-v"}, ["--instances=2", "--ipus=4", "--dry_run"], 0,
+         "--num-instances 2 --num-replicas 4 --ipus-per-replica 1 -v "),
+        ("poprun.sh", {}, ["--ipus=4"], 1, "launch: --launcher=poprun cannot be used: poprun is not on the PATH."),
+        ("slurm.sbatch", {}, [], 1, "submit this file with sbatch"),
+        ("slurm.sbatch", {"SLURM_SUBMIT_DIR": "HERE", "SLURM_NTASKS": "4"}, ["--dry_run"], 0, "--num-instances 4 "),
+    ],
+)  # fmt: skip
+def test_the_wrappers_are_thin_and_hand_everything_on(tmp_path, name, environ, words, code, text):
+    wrapper = make_wrapper(tmp_path, name)
+    given = {**os.environ, **{key: value.replace("HERE", str(tmp_path)) for key, value in environ.items()}}
+    done = subprocess.run(["bash", str(wrapper), *words], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert text in done.stdout + done.stderr

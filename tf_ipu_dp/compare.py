@@ -1,0 +1,145 @@
+"""Compares the trained weights of two runs, layer by layer: `python -m tf_ipu_dp.compare runs/a runs/b`.
+
+What it reads are the newest good checkpoints. Imports TensorFlow when it reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from absl import flags
+
+from tf_ipu_dp import checkpoints, cli, report
+
+_LIMIT = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far one layer of two runs is apart."""
+
+    layer: str
+    numbers: int
+    largest: float
+    relative: float  # the largest, over the largest number of the layer's variable; NaN is never near
+
+
+def main(words: Sequence[str]) -> int:
+    """Shows the differences; returns 1 if one of them is above the limit."""
+    if cli.wants_help(words):
+        sys.stdout.write(_help())
+        return 0
+    fv = _make_flags()
+    folders = [Path(word) for word in words if not word.startswith("-")]
+    cli.parse([word for word in words if word.startswith("-")], fv)
+    if len(folders) != 2:
+        raise cli.UsageError(f"Two runs are compared, and {len(folders)} are given. Name their folders: runs/a runs/b.")
+    limit: float = fv["limit"].value  # type: ignore[assignment, unused-ignore]
+    first, second = (_newest(folder) for folder in folders)
+    if first.manifest.step != second.manifest.step:
+        raise cli.UsageError(
+            f"{folders[0]} is at step {first.manifest.step:,} and {folders[1]} at {second.manifest.step:,}. "
+            "Compare runs of as many updates."
+        )
+    found = differences(read_weights(first.prefix), read_weights(second.prefix))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+    sys.stdout.write(render(found, limit, first.manifest.step, [_layout(each) for each in (first, second)], width))
+    return 0 if all(each.relative <= limit for each in found) else 1
+
+
+def differences(first: Dict[str, Any], second: Dict[str, Any]) -> List[Difference]:
+    """Returns the layers' differences, in their order; what only one of the runs has is infinitely far."""
+    import numpy as np
+
+    layers: Dict[str, List[Difference]] = {}
+    for name in {**first, **second}:
+        layer = name.rpartition("/")[0] or name
+        a, b = first.get(name), second.get(name)
+        if a is None or b is None or a.shape != b.shape:
+            there: Any = b if a is None else a
+            each = Difference(layer, int(there.size), math.inf, math.inf)
+        else:
+            largest = float(np.abs(np.subtract(a, b, dtype=np.float64)).max()) if a.size else 0.0
+            scale = float(np.abs(a).max()) if a.size else 0.0
+            relative = largest / scale if scale else (0.0 if largest == 0 else math.inf)
+            each = Difference(layer, int(a.size), largest, math.inf if math.isnan(relative) else relative)
+        layers.setdefault(layer, []).append(each)
+    return [
+        Difference(
+            layer,
+            sum(each.numbers for each in parts),
+            max(each.largest for each in parts),
+            max(each.relative for each in parts),
+        )
+        for layer, parts in layers.items()
+    ]
+
+
+def read_weights(prefix: Path) -> Dict[str, Any]:
+    """Returns a checkpoint's weights of floating point by their names, in the model's order."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    reader = tf.train.load_checkpoint(str(prefix))
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    keys = [(each.checkpoint_key, each.full_name) for node in graph.nodes for each in node.attributes]
+    own = [(key, name) for key, name in keys if key.startswith("model/") and "/.OPTIMIZER_SLOT/" not in key]
+    tensors = {name: reader.get_tensor(key) for key, name in sorted(own, key=_place)}
+    return {name: value for name, value in tensors.items() if value.dtype.kind == "f"}
+
+
+def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequence[str], width: int) -> str:
+    """Returns the table of the layers and, below it, the verdict."""
+    rows = [(each.layer, f"{each.numbers:,}", f"{each.largest:.1e}", f"{each.relative:.1e}") for each in found]
+    table = report.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
+    worst = max(found, key=lambda each: each.relative)
+    what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
+    distance = f"{worst.relative:.1e} of {worst.layer} (limit {limit:g})"
+    if worst.relative <= limit:
+        return f"{table}\n{what}: the same weights. The largest relative difference is {distance}.\n"
+    return f"{table}\n{what}: different weights. The largest relative difference is {distance}.\n"
+
+
+def _newest(folder: Path) -> checkpoints.Checkpoint:
+    store = checkpoints.Store(folder / "checkpoints", 1, lambda text: print(f"compare: {text}", file=sys.stderr))
+    found = store.newest()
+    if found is None:
+        raise cli.UsageError(f"{folder} has no good checkpoint. Name the folder of a run that has saved one.")
+    return found
+
+
+def _layout(checkpoint: checkpoints.Checkpoint) -> str:
+    topology = checkpoint.manifest.plan["topology"]
+    replicas = cli.count(topology["replicas_per_instance"], "replica")
+    return f"{cli.count(topology['instances'], 'instance')} x {replicas}"
+
+
+def _place(pair: Any) -> Any:
+    """Sorts `layer_with_weights-10` behind `layer_with_weights-9`."""
+    return [int(part) if part.isdigit() else part for part in pair[0].replace("-", "/").split("/")][:3], pair[0]
+
+
+def _make_flags() -> flags.FlagValues:
+    fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
+    flags.DEFINE_float("limit", _LIMIT, "Largest relative difference of equal runs.", lower_bound=0.0, flag_values=fv)
+    return fv
+
+
+def _help() -> str:
+    return cli.render_help(
+        "python -m tf_ipu_dp.compare [--flag=value ...] RUN_DIR RUN_DIR",
+        "Shows how far the weights of two runs are apart, layer by layer; ends with 1 where it is more than --limit.",
+        {"Comparison": ("limit",)},
+        _make_flags(),
+        shutil.get_terminal_size().columns,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run("compare", lambda: main(sys.argv[1:]), sys.stderr))
