@@ -18,7 +18,6 @@ _ALL_UP_TO = 32
 _LEAST_WIDTH = 60
 _MOST_STAGES_IN_A_LINE = 8
 # A run is held back by what takes more than this share of its training time.
-_HELD_BACK = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,35 +72,6 @@ class RunResult:
     @property
     def samples_per_s(self) -> Optional[float]:
         return self.timed_samples / self.times.training_s if self.timed_samples and self.times.training_s else None
-
-
-def judge(times: Times, device_iterations: int, larger: Sequence[int], prefetch: bool, eight_bit_io: bool) -> str:
-    """Returns in one line what held a run back, and the flag to change. `larger` are device iterations that fit too."""
-    if times.training_s <= 0:
-        return "Too short to say what held it back. Train longer with --epochs."
-    wait = (times.input_wait_s or 0.0) / times.training_s
-    between = times.between_s / times.training_s
-    keeping = times.keeping_s / times.training_s
-    if wait > max(_HELD_BACK, between, keeping):
-        advice = (
-            "Add --prefetch."
-            if not prefetch
-            else "Add --eight_bit_io, so that the host has less to prepare and to send."
-            if not eight_bit_io
-            else "Use more --instances, so that more host processes load."
-        )
-        return f"Held back by its input: {100 * wait:.0f} % of the training was waiting for samples. {advice}"
-    if keeping > max(_HELD_BACK, between):
-        return (
-            f"Held back by logging and checkpoints: {100 * keeping:.0f} % of the training. "
-            "Raise --log_every and --checkpoint_every."
-        )
-    if between > _HELD_BACK:
-        # Ten times fewer calls, or as near as the epoch's divisors come.
-        best = min(larger, key=lambda n: abs(n - 10 * device_iterations), default=None)
-        advice = f"Use --device_iterations={best}." if best else "Use a larger --micro_batch_size."
-        return f"Held back by too small executions: {100 * between:.0f} % of the training was between them. {advice}"
-    return "Held back by nothing: the device was at work."
 
 
 def render_result(result: RunResult, width: int) -> str:

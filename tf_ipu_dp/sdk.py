@@ -43,13 +43,7 @@ class Sdk:
             return None
         from tf_ipu_dp.emulator import infeeds, instances
 
-        return (
-            "other instances"
-            if getattr(instances, "is_waiting", bool)()
-            else "input"
-            if getattr(infeeds, "is_waiting", bool)()
-            else None
-        )
+        return "other instances" if instances.is_waiting() else "input" if infeeds.is_waiting() else None
 
     def collective_s(self) -> Optional[float]:
         """Returns how long this instance has been in collectives so far. The Poplar SDK does not tell."""
@@ -57,7 +51,7 @@ class Sdk:
             return None
         from tf_ipu_dp.emulator import instances
 
-        return getattr(instances, "seconds_in_collectives", float)()
+        return instances.seconds_in_collectives()
 
     @property
     def title(self) -> str:

@@ -1,7 +1,8 @@
 """What gcipuinfo says about the IPUs, as typed records, and how busy those of one process were. Standard library only.
 
 None means that a value is not reported. Nothing that the library does wrong reaches the caller: it is a reason in the
-result.
+result. A `Reader` looks at all IPUs from outside; the Poplar SDK's library, which may crash or hang, is then kept in a
+process of its own. A `Sampler` follows the IPUs of the process that it runs in.
 """
 
 from __future__ import annotations
@@ -9,17 +10,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import importlib.util
+import json
 import math
+import os
 import re
+import select
+import signal
+import subprocess
+import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 _SHORTEST_PERIOD_S = 1.0
 _LONGEST_WAIT_S = 2.0
 _PID = "user process id"
 _SILENT = "gcipuinfo does not answer"
+_FIRST_ANSWER_S = 10.0
+_NEXT_ANSWER_S = 5.0
+_PAUSE_S = 10.0  # before a library that has failed as a whole is started again
+_MOST_REASON = 300
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*\s*", re.ASCII | re.IGNORECASE)
+
+
+class TelemetryError(Exception):
+    """The devices cannot be read. The text is the reason, without a full stop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +45,7 @@ class Ipu:
 
     id: Optional[int] = None
     board_type: Optional[str] = None
+    board_variant: Optional[str] = None
     board_serial: Optional[str] = None
     board_ipu_index: Optional[int] = None
     architecture: Optional[str] = None
@@ -50,6 +68,28 @@ class Ipu:
     host: Optional[str] = None
     driver_version: Optional[str] = None
     firmware_version: Optional[str] = None
+    input_wait_pct: Optional[float] = None  # of the time since the last query; told by the emulator alone
+    heartbeat_age_s: Optional[float] = None  # since the process last told; by the emulator alone
+    problem: Optional[str] = None  # why this IPU does not answer
+    other: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what has no field here, as it was told
+
+    @property
+    def emulated(self) -> bool:
+        return self.board_variant == "emulated"
+
+    @property
+    def free(self) -> bool:
+        """Whether it is known that no process holds it."""
+        return self.id is not None and self.problem is None and not self.pid and self.user is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """All IPUs at one moment."""
+
+    time: float  # seconds since the epoch
+    ipus: Tuple[Ipu, ...]
+    problem: Optional[str] = None  # why none of them answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,32 +112,120 @@ def parse_number(text: Any) -> Optional[float]:
 
 def parse_device(mapping: Mapping[str, str]) -> Ipu:
     """Returns the record of one of gcipuinfo's mappings. Keys may be missing and values may be anything."""
-    return Ipu(
-        id=_whole(mapping, "id"),
-        board_type=_text(mapping, "board type"),
-        board_serial=_text(mapping, "board serial number"),
-        board_ipu_index=_whole(mapping, "board ipu index"),
-        architecture=_text(mapping, "ipu architecture"),
-        clock_mhz=_number(mapping, "clock"),
-        utilisation_pct=_number(mapping, "ipu utilisation"),
-        session_utilisation_pct=_number(mapping, "ipu utilisation (session)"),
-        power_w=_number(mapping, "ipu power"),
-        board_power_w=_number(mapping, "total board power"),
-        board_temp_c=_number(mapping, "average board temp"),
-        die_temp_c=_number(mapping, "average die temp"),
-        error_state=_text(mapping, "ipu error state"),
-        host_link_errors=_whole(mapping, "host link correctable error count"),
-        link_errors=_whole(mapping, "link correctable error count"),
-        user=_text(mapping, "user name"),
-        pid=_whole(mapping, _PID),
-        executable=_text(mapping, "user executable"),
-        start_time=_moment(mapping, "process start time"),
-        replicas=_whole(mapping, "number of replicas"),
-        partition=_text(mapping, "ipuof partition id"),
-        host=_text(mapping, "ipuof host"),
-        driver_version=_text(mapping, "driver version"),
-        firmware_version=_text(mapping, "firmware version"),
-    )
+    values = {name: read(mapping, key) for name, (key, read) in _FIELDS.items()}
+    other = {str(key): str(mapping[key]) for key in mapping if key not in _KEYS}
+    return Ipu(**values, other=other)
+
+
+class Reader:
+    """Looks at all IPUs, and never fails: what goes wrong is a reason in the look."""
+
+    def __init__(self, name: str, library: Any, note: Optional[str] = None, period_s: float = 0.0) -> None:
+        self.name, self.note = name, note  # poplar or emulator; why it is not the other
+        self._library, self._period_s = library, period_s
+        self._known: Tuple[Ipu, ...] = ()
+        self._last: Optional[Tuple[float, Look]] = None
+
+    def look(self) -> Look:
+        """Returns the IPUs. Those that were seen before and do not answer now are there with the reason.
+
+        Who looks again before the period is over gets the same.
+        """
+        now = time.monotonic()
+        if self._last is None or now - self._last[0] >= self._period_s:
+            self._last = (now, self._look())
+        return self._last[1]
+
+    def read_faults(self) -> List[str]:
+        """Returns the faults of gcipuinfo's health check, in words. TelemetryError where it cannot be made."""
+        return parse_health(self._library.ask("health"))
+
+    def read_event(self, path: str) -> Dict[str, str]:
+        """Returns the last event that an application has left there; nothing, if none. TelemetryError as above."""
+        found = self._library.ask("event", path)
+        return {str(key): str(found[key]) for key in found} if isinstance(found, dict) else {}
+
+    def close(self) -> None:
+        """Ends the library's process, if it has one."""
+        self._library.close()
+
+    def _look(self) -> Look:
+        now = time.time()
+        try:
+            answers = self._library.ask("devices")
+            ipus = tuple(self._parse(index, answer) for index, answer in enumerate(answers))
+        except TelemetryError as error:
+            return Look(now, tuple(_silenced(ipu, str(error)) for ipu in self._known), str(error))
+        self._known = ipus
+        return Look(now, ipus, None if ipus else "gcipuinfo finds no IPU")
+
+    def _parse(self, index: int, answer: Any) -> Ipu:
+        known = self._known[index] if index < len(self._known) else Ipu(id=index)
+        if not isinstance(answer, dict):
+            return _silenced(known, _reason(answer))
+        return parse_device(answer)
+
+
+def open_reader(choice: str = "auto") -> Reader:
+    """Returns a reader of the Poplar SDK's devices or of the emulator's. TelemetryError: why --sdk=poplar cannot be."""
+    missing = None
+    if choice != "emulator":
+        try:
+            found = importlib.util.find_spec("gcipuinfo")
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            missing = "the Poplar SDK is not enabled here (no module gcipuinfo)"
+        else:
+            reader = Reader("poplar", _Apart(), period_s=0.9 * _SHORTEST_PERIOD_S)
+            first = reader.look()
+            if first.problem is None:
+                return reader
+            reader.close()
+            missing = first.problem
+        if choice == "poplar":
+            raise TelemetryError(missing)
+    from tf_ipu_dp.emulator import gcipuinfo
+
+    return Reader("emulator", _Here(gcipuinfo), missing)
+
+
+def parse_health(text: Any) -> List[str]:
+    """Returns one sentence per fault of what checkHealthOfDevices says; no input breaks it."""
+    try:
+        value = json.loads(text) if isinstance(text, str) and text.strip() else {}
+    except ValueError:
+        return [f"the health check's answer is no JSON: {_reason(text)}"]
+    hosts = value.get("hosts") if isinstance(value, dict) else None
+    if not value:
+        return []
+    if not isinstance(hosts, dict):
+        return [f"the health check reports {_reason(json.dumps(value))}"]
+    faults = []
+    for host, entries in hosts.items():
+        for entry in entries if isinstance(entries, list) else [entries]:
+            fault = entry if isinstance(entry, dict) else {"error": entry}
+            where = [f"{label} {fault[key]}" for label, key in _HEALTH_PLACES.items() if fault.get(key) is not None]
+            faults.append(_reason(f"{fault.get('error', 'unknown')} error: {', '.join([*where, f'host {host}'])}"))
+    return faults
+
+
+def serve() -> None:
+    """Answers a Reader's questions, one JSON line each, in the process that is kept apart."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a key press for the monitor, which ends this process
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the library prints is no answer
+    here: Optional[_Here] = None
+    for line in sys.stdin:
+        try:
+            here = here or _Here(importlib.import_module("gcipuinfo"))
+            answer = {"answer": here.ask(*json.loads(line))}
+        except TelemetryError as error:
+            answer = {"problem": str(error)}
+        except Exception as error:
+            answer = {"problem": f"gcipuinfo cannot be imported ({_reason(error)})"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 class Sampler:
@@ -208,6 +336,139 @@ class Sampler:
         return tuple(map(parse_device, own))
 
 
+class _Here:
+    """The library in this process."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._inventory: Any = None
+
+    def ask(self, question: str, *words: str) -> Any:
+        """Returns the answer as plain values: of devices a list, with a text in the place of each that fails."""
+        try:
+            if self._inventory is None:
+                inventory = self._library.gcipuinfo()
+                inventory.setUpdateMode(True)
+                self._inventory = inventory
+            if question == "health":
+                return str(self._inventory.checkHealthOfDevices())
+            if question == "event":
+                found = self._inventory.getLastAppEventRecord(*words)
+                return {str(key): str(found[key]) for key in found}
+            return [_plain(device) for device in self._inventory.getDevices()]
+        except Exception as error:
+            raise TelemetryError(f"gcipuinfo failed ({_reason(error)})") from error
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+
+class _Apart:
+    """The Poplar SDK's library in a process of its own: it may crash, hang or print what it likes."""
+
+    def __init__(self) -> None:
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._failed: Optional[Tuple[float, str]] = None
+        self._rest = b""
+        self._guard = threading.Lock()
+
+    def ask(self, *question: str) -> Any:
+        """Returns the answer, or a TelemetryError after some seconds at most."""
+        with self._guard:
+            limit_s = _NEXT_ANSWER_S
+            if self._process is None:
+                if self._failed and time.monotonic() - self._failed[0] < _PAUSE_S:
+                    raise TelemetryError(self._failed[1])
+                self._start()
+                limit_s = _FIRST_ANSWER_S
+            try:
+                answer = json.loads(self._exchange(json.dumps(question).encode() + b"\n", limit_s))
+            except (OSError, ValueError, EOFError) as error:
+                problem = self._why(error, limit_s)
+                self._failed = (time.monotonic(), problem)
+                self._end()
+                raise TelemetryError(problem) from error
+        if "answer" not in answer:
+            raise TelemetryError(answer.get("problem", _SILENT))
+        return answer["answer"]
+
+    def close(self) -> None:
+        with self._guard:
+            self._end()
+
+    def _start(self) -> None:
+        root = str(Path(__file__).resolve().parent.parent)
+        code = f"import sys; sys.path.append({root!r}); from tf_ipu_dp import telemetry; telemetry.serve()"
+        self._rest = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )  # fmt: skip
+
+    def _exchange(self, question: bytes, limit_s: float) -> bytes:
+        assert self._process and self._process.stdin and self._process.stdout
+        self._process.stdin.write(question)
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                raise TimeoutError
+            found = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not found:
+                raise EOFError
+            self._rest += found
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _why(self, error: BaseException, limit_s: float) -> str:
+        if isinstance(error, TimeoutError):
+            return f"{_SILENT} within {limit_s:.0f} s"
+        assert self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            if code < 0:
+                return f"gcipuinfo ended its process by signal {-code} ({signal.strsignal(-code)})"
+            return f"gcipuinfo ended its process with exit code {code}"
+        return f"gcipuinfo's answer makes no sense ({_reason(error)})"
+
+    def _end(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            self._process = None
+
+
+def _plain(device: Any) -> Any:
+    try:
+        return {str(key): str(device[key]) for key in device}
+    except Exception as error:
+        return f"gcipuinfo failed ({_reason(error)})"
+
+
+def _silenced(known: Ipu, problem: str) -> Ipu:
+    """Returns what does not change of an IPU, and why nothing else is known."""
+    return Ipu(
+        id=known.id,
+        board_type=known.board_type,
+        board_variant=known.board_variant,
+        board_serial=known.board_serial,
+        board_ipu_index=known.board_ipu_index,
+        architecture=known.architecture,
+        partition=known.partition,
+        problem=problem,
+    )
+
+
+def _reason(error: Any) -> str:
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 3]}..."
+
+
 def _value(mapping: Mapping[str, str], key: str) -> Any:
     return mapping[key] if key in mapping else None  # noqa: SIM401 a map of C++ may have no get
 
@@ -231,3 +492,36 @@ def _moment(mapping: Mapping[str, str], key: str) -> Optional[str]:
     with contextlib.suppress(ValueError):
         return datetime.datetime.strptime(_text(mapping, key) or "", "%Y%m%dT%H%M%SZ").isoformat() + "Z"
     return None
+
+
+_HEALTH_PLACES = {"IPU": "id", "partition": "partition", "board IPU": "board ipu index"}
+_FIELDS: Dict[str, Tuple[str, Callable[[Mapping[str, str], str], Any]]] = {
+    "id": ("id", _whole),
+    "board_type": ("board type", _text),
+    "board_variant": ("board variant", _text),
+    "board_serial": ("board serial number", _text),
+    "board_ipu_index": ("board ipu index", _whole),
+    "architecture": ("ipu architecture", _text),
+    "clock_mhz": ("clock", _number),
+    "utilisation_pct": ("ipu utilisation", _number),
+    "session_utilisation_pct": ("ipu utilisation (session)", _number),
+    "power_w": ("ipu power", _number),
+    "board_power_w": ("total board power", _number),
+    "board_temp_c": ("average board temp", _number),
+    "die_temp_c": ("average die temp", _number),
+    "error_state": ("ipu error state", _text),
+    "host_link_errors": ("host link correctable error count", _whole),
+    "link_errors": ("link correctable error count", _whole),
+    "user": ("user name", _text),
+    "pid": (_PID, _whole),
+    "executable": ("user executable", _text),
+    "start_time": ("process start time", _moment),
+    "replicas": ("number of replicas", _whole),
+    "partition": ("ipuof partition id", _text),
+    "host": ("ipuof host", _text),
+    "driver_version": ("driver version", _text),
+    "firmware_version": ("firmware version", _text),
+    "input_wait_pct": ("emulated input wait", _number),
+    "heartbeat_age_s": ("emulated heartbeat age", _number),
+}
+_KEYS = frozenset(key for key, _ in _FIELDS.values())

@@ -33,6 +33,7 @@ from tf_ipu_dp import (
     checkpoints,
     cli,
     data,
+    explanation,
     heartbeat,
     models,
     optimizers,
@@ -40,9 +41,10 @@ from tf_ipu_dp import (
     report,
     run_folder,
     telemetry,
+    verdict,
 )
 from tf_ipu_dp.config import LossScaling, TrainConfig
-from tf_ipu_dp.plan import PlanError, RunPlan, plan_run
+from tf_ipu_dp.plan import RunPlan
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.world import World
 
@@ -55,7 +57,6 @@ _TIED = (
 )  # fmt: skip
 _TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
 _PREFETCH_DEPTH = 3
-_MOST_ITERATIONS = 1024
 _MEASURED_S = 3.0
 # Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
@@ -409,6 +410,7 @@ class _Trainer:
         self._logged_s, self._logged_step = 0.0, 0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
         self._shares = _Shares(sdk)
+        self._stretches: List[List[verdict.InstanceTimes]] = []
         self._until_vote = 0  # executions
         self._before_vote = self._voted_step = 0
 
@@ -688,6 +690,7 @@ class _Trainer:
             self.watched_s += usage.seconds
             self.busy_s += usage.seconds * usage.utilisation_pct / 100
         shares = self._gather_shares(window, waited)
+        self._stretches.append(verdict.parse_stretch(shares) or [])
         slowest_s = max(share["seconds"] for share in shares)
         rate = window.samples / slowest_s if slowest_s else None
         self.heart.move("training", self.step, rate)
@@ -832,17 +835,6 @@ class _Trainer:
                 str(self.folder.export / "ipu"), batch_size=run.batch.micro_batch_size
             )
 
-    def _larger_executions(self) -> List[int]:
-        """Returns the device iterations above the present ones that the planner takes with all other flags."""
-        per_epoch = self.plan.epochs.updates_per_epoch
-        found = []
-        for number in range(self.plan.epochs.device_iterations + 1, min(per_epoch, _MOST_ITERATIONS) + 1):
-            if per_epoch % number == 0:
-                with contextlib.suppress(PlanError):
-                    plan_run(dataclasses.replace(self.cfg, device_iterations=number), self.plan.dataset)
-                    found.append(number)
-        return found
-
     def _result(self) -> report.RunResult:
         run = self.plan
         between_s = max(self.training_s - self.executing_s - self.keeping_s, 0.0)
@@ -865,11 +857,19 @@ class _Trainer:
             name = signal.Signals(self.stop_signal).name if self.stop_signal else f"--time_limit={self.cfg.time_limit}"
             done = f"after step {self.step:,}, saved" if self.step else "before the first step"
             stopped = f"{name} {done}. Go on with {_same_run(self.folder)}."
-        verdict = report.judge(
-            times, run.epochs.device_iterations, self._larger_executions(), self.cfg.prefetch, self.cfg.eight_bit_io
+        facts = verdict.Facts(
+            device_iterations=run.epochs.device_iterations,
+            executions=self.timed_samples // (run.batch.global_batch_size * run.epochs.device_iterations),
+            larger=explanation.larger_executions(self.cfg),
+            prefetch=self.cfg.prefetch,
+            eight_bit_io=self.cfg.eight_bit_io,
+            compile_s=times.compile_s,
+            total_s=times.total_s,
+            keeping_s=times.keeping_s,
         )
+        held_back = verdict.judge(self._stretches, facts).sentence
         if self.step and not self.compiled:
-            verdict = "Nothing was left to train."
+            held_back = "Nothing was left to train."
         return report.RunResult(
             run_dir=str(self.folder.path),
             model=self.cfg.model,
@@ -881,7 +881,7 @@ class _Trainer:
             times=times,
             utilisation_pct=100 * self.busy_s / self.watched_s if self.watched_s else None,
             scores=self.scores,
-            verdict=verdict,
+            verdict=held_back,
             stopped=stopped,
         )
 

@@ -41,7 +41,7 @@ if fault == "drift" and broken:
     vote = training._Trainer._vote
 
     def drift(self, *arguments):
-        if self.step == 7:
+        if self.step == 6:
             kernel = self.learner.model.weights[0]
             kernel.assign(kernel * 1.0001)
         return vote(self, *arguments)

@@ -107,11 +107,6 @@ def test_popdist_for_one_instance_takes_the_device_for_its_replicas(run):
     assert done.stdout == "4 1 0 [28]\n", done.stderr
 
 
-def test_popdist_for_more_instances_is_refused(run):
-    done = run(DISTRIBUTED, **{**POPRUN, "POPDIST_NUM_LOCAL_REPLICAS": "2"})
-    assert done.returncode == 1 and "RuntimeError: The emulator's popdist runs one instance" in done.stderr
-
-
 def test_the_module_has_one_identity_under_both_names(run):
     done = run(
         """

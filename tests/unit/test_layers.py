@@ -14,16 +14,16 @@ import tf_ipu_dp
 # From the bottom up; a module may import from lower rows only. A new module gets its row here.
 LAYERS = [
     ["__init__"],
-    ["architectures", "cli", "environment", "heartbeat", "telemetry"],
-    ["config"],
-    ["catalogue", "plan", "run_folder"],
-    ["checkpoints", "failures", "launchers", "report", "world", "sdk"],
+    ["architectures", "cli", "environment", "heartbeat", "telemetry", "verdict"],
+    ["activity", "config"],
+    ["catalogue", "plan", "run_folder", "screens"],
+    ["checkpoints", "explanation", "exporter", "failures", "launchers", "recording", "report", "world", "sdk"],
     ["data", "models", "optimizers", "callbacks", "progress"],
     ["training"],
-    ["compare", "doctor", "launch", "train"],
+    ["compare", "doctor", "launch", "monitor", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = ["architectures", "cli", "config", "failures", "launchers", "plan", "report"]
+PURE = ["architectures", "cli", "config", "failures", "launchers", "plan", "report", "screens", "verdict"]
 WITH_TENSORFLOW = ["callbacks", "data", "models", "optimizers", "training"]
 HEAVY = ("tensorflow", "keras", "horovod", "popdist", "gcipuinfo", "numpy")
 PACKAGE = Path(tf_ipu_dp.__file__).parent

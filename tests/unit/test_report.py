@@ -4,8 +4,6 @@ import dataclasses
 import json
 import re
 
-import pytest
-
 from tf_ipu_dp import config, plan, report
 
 
@@ -190,22 +188,3 @@ def test_what_is_not_reported_is_a_dash_in_the_table_and_null_in_the_json():
 def test_the_parts_of_the_time_add_up_to_the_total():
     value = report.result_value(make_result())["seconds"]
     assert value["compile"] + value["executing"] + value["evaluation"] + value["other"] == value["total"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "prefetch", "eight_bit", "text"),
-    [
-        ({}, True, False, "Held back by nothing"),
-        ({"input_wait_s": 30.0}, False, False, "48 % of the training was waiting for samples. Add --prefetch."),
-        ({"input_wait_s": 30.0}, True, False, "Add --eight_bit_io"),
-        ({"input_wait_s": 30.0}, True, True, "more --instances"),
-        ({"between_s": 20.0}, True, False, "25 % of the training was between them. Use --device_iterations=16."),
-        ({"keeping_s": 20.0}, True, False, "logging and checkpoints: 25 % of the training. Raise --log_every"),
-        ({"between_s": 20.0, "input_wait_s": 30.0}, True, False, "Held back by its input"),
-        ({"executing_s": 0.0, "between_s": 0.0, "keeping_s": 0.0}, True, False, "Train longer with --epochs"),
-    ],
-    ids=str,
-)
-def test_the_verdict_names_what_held_the_run_back_and_the_flag_to_change(changes, prefetch, eight_bit, text):
-    verdict = report.judge(dataclasses.replace(TIMES, **changes), 2, [4, 8, 16, 32], prefetch, eight_bit)
-    assert text in verdict and "\n" not in verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -103,7 +104,9 @@ def test_every_finite_number_survives_its_unit(number, blank, unit):
 @given(st.dictionaries(st.sampled_from(sorted(DEVICE)), st.text() | st.sampled_from(["N/A", "٣ W", "1e400", "-", "²"])))
 @example(dict.fromkeys(DEVICE, "N/A"))
 def test_odd_attributes_become_numbers_texts_or_nothing(device):
-    for field, value in dataclasses.asdict(telemetry.parse_device(device)).items():
+    found = dataclasses.asdict(telemetry.parse_device(device))
+    assert found.pop("other") == {}
+    for field, value in found.items():
         assert value is None or type(value) in (int, float, str), field
         assert value not in ("", "N/A"), field
 
@@ -117,6 +120,189 @@ def test_a_device_is_read_with_its_units_and_the_rest_is_not_reported():
     }  # fmt: skip
     assert telemetry.parse_device(DEVICE) == telemetry.Ipu(**known)
     assert telemetry.parse_device({}) == telemetry.Ipu()
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_attributes_without_a_field_are_kept_as_they_are(device):
+    known = {**device, "id": "3"}
+    assert telemetry.parse_device(known).other == {
+        key: text for key, text in device.items() if key not in telemetry._KEYS
+    }
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+class Answering:
+    """A library that answers what it is told to."""
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+
+    def ask(self, *_):
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(sorted(DEVICE)) | st.text(), st.text()) | st.text(), max_size=4))
+def test_a_look_has_one_record_per_device_whatever_these_answer(answers):
+    found = telemetry.Reader("poplar", Answering(answers)).look()
+    assert len(found.ipus) == len(answers) and (found.problem is None) == bool(answers)
+    assert [ipu.problem is None for ipu in found.ipus] == [isinstance(answer, dict) for answer in answers]
+
+
+@given(ANYTHING | st.builds(json.dumps, st.fixed_dictionaries({"hosts": ANYTHING})))
+def test_no_answer_of_the_health_check_breaks_it(answer):
+    assert all(isinstance(fault, str) and "\n" not in fault for fault in telemetry.parse_health(answer))
+
+
+def test_a_health_check_is_told_in_words():
+    entry = {"error": "device", "id": 3, "partition": "p8", "board ipu index": 1}
+    answer = {"hosts": {"10.1.5.1": [entry, {"error": "connection"}]}}
+    assert telemetry.parse_health(json.dumps(answer)) == [
+        "device error: IPU 3, partition p8, board IPU 1, host 10.1.5.1",
+        "connection error: host 10.1.5.1",
+    ]
+    assert telemetry.parse_health("{}") == telemetry.parse_health("") == []
+
+
+def test_ipus_that_were_seen_stay_as_rows_with_the_reason_when_the_library_fails():
+    failure = telemetry.TelemetryError("gcipuinfo does not answer within 5 s")
+    reader = telemetry.Reader("poplar", Answering([DEVICE], failure, [DEVICE]))
+    assert reader.look().ipus == (telemetry.parse_device(DEVICE),)
+    silent = reader.look()
+    assert silent.problem == str(failure)
+    assert [(ipu.id, ipu.board_serial, ipu.utilisation_pct, ipu.problem) for ipu in silent.ipus] == [
+        (3, "0001.0002.8203321", None, str(failure))
+    ]
+    assert reader.look().ipus[0].problem is None
+
+
+def test_the_sdk_is_not_asked_more_often_than_it_may_be(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    reader = telemetry.Reader("poplar", Answering([{"id": "0"}], [{"id": "1"}]), period_s=0.9)
+    assert reader.look() is reader.look()
+    clock.now += 1
+    assert reader.look().ipus[0].id == 1
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Puts a gcipuinfo of this text in the way, for this process and those that it starts."""
+
+    def write(text):
+        (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(telemetry, "_FIRST_ANSWER_S", 3.0)
+        monkeypatch.setattr(telemetry, "_NEXT_ANSWER_S", 0.5)
+
+    return write
+
+
+WORKING = """
+import os, sys, time
+print("noise of the driver")
+class Broken(dict):
+    def __getitem__(self, key): raise OSError("link down")
+class gcipuinfo:
+    def __init__(self): self.looks = 0
+    def setUpdateMode(self, on): self.updates = on
+    def getDevices(self):
+        assert self.updates
+        os.write(1, b"more noise\\n")
+        self.looks += 1
+        if self.looks == 2: HAPPENS
+        return [{"id": "0", "ipu power": "40.9 W"}, Broken({"id": "1"})]
+    def checkHealthOfDevices(self): return "{}"
+    def getLastAppEventRecord(self, path): return {"severity": "error", "description": path}
+"""
+
+
+def test_the_sdks_library_is_kept_apart_and_a_device_that_fails_is_a_row(library):
+    library(WORKING.replace("HAPPENS", "pass"))
+    reader = telemetry.open_reader("auto")
+    try:
+        assert (reader.name, reader.note) == ("poplar", None) and "gcipuinfo" not in sys.modules
+        first, second = reader.look().ipus
+        assert (first.id, first.power_w, first.problem) == (0, 40.9, None)
+        assert (second.id, second.problem) == (1, "gcipuinfo failed (OSError: link down)")
+        assert reader.read_faults() == [] and reader.read_event("/x")["description"] == "/x"
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        ("os.kill(os.getpid(), 11)", "gcipuinfo ended its process by signal 11 (Segmentation fault)"),
+        ("os._exit(3)", "gcipuinfo ended its process with exit code 3"),
+        ("time.sleep(60)", "gcipuinfo does not answer within"),
+        ("raise RuntimeError('no partition')", "gcipuinfo failed (RuntimeError: no partition)"),
+    ],
+)
+def test_a_library_that_crashes_or_hangs_later_is_a_reason_and_the_rows_stay(library, happens, reason):
+    library(WORKING.replace("HAPPENS", happens))
+    reader = telemetry.Reader("poplar", telemetry._Apart())
+    try:
+        assert reader.look().problem is None
+        failed = reader.look()
+        assert failed.problem.startswith(reason)
+        assert [ipu.id for ipu in failed.ipus] == [0, 1]
+    finally:
+        reader.close()
+
+
+EMPTY = "class gcipuinfo:\n def setUpdateMode(self, on): pass\n def getDevices(self): return []"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import os; os.abort()", "gcipuinfo ended its process by signal 6"),
+        ("import no_such_module", "gcipuinfo cannot be imported (ModuleNotFoundError: "),
+        (
+            "class gcipuinfo:\n def setUpdateMode(self, on): pass\n def getDevices(self): return []",
+            "gcipuinfo finds no IPU",
+        ),
+        ("def gcipuinfo(): raise OSError('no driver')", "gcipuinfo failed (OSError: no driver)"),
+    ],
+)
+def test_without_devices_auto_takes_the_emulator_with_the_reason_and_poplar_refuses(library, partition, text, reason):
+    library(text)
+    reader = telemetry.open_reader("auto")
+    assert reader.name == "emulator" and reader.note.startswith(reason)
+    assert len(reader.look().ipus) == 8
+    with pytest.raises(telemetry.TelemetryError) as caught:
+        telemetry.open_reader("poplar")
+    assert str(caught.value).startswith(reason)
+
+
+def test_a_process_that_tells_nothing_any_more_is_not_called_busy(partition, monkeypatch):
+    code = (
+        "import os, sys; from tf_ipu_dp.emulator import registry\n"
+        "attachment = registry.Partition.from_environment(os.environ).attach(count=4)\n"
+        "attachment.begin_execution(); print('ready', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        reader = telemetry.open_reader("emulator")
+        assert reader.look().ipus[0].heartbeat_age_s < 5
+        now = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 8)
+        stale = reader.look().ipus[0]
+        assert (stale.utilisation_pct, stale.input_wait_pct, stale.pid) == (None, None, process.pid)
+        assert stale.heartbeat_age_s > 5
+    finally:
+        process.communicate()
 
 
 def test_a_mark_tells_the_mean_since_the_mark_before_and_not_since_the_ipus_were_attached(partition, clock):

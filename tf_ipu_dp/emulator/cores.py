@@ -15,13 +15,16 @@ _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def share_between_replicas() -> None:
-    """Gives each operation half of the cores, unless the program has chosen itself or TensorFlow is under way."""
+    """Gives each operation half of the cores, unless somebody has chosen or TensorFlow is under way."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
     if context.context()._context_handle is not None or tf.config.threading.get_intra_op_parallelism_threads():
         return
-    cores = len(os.sched_getaffinity(0))
+    chosen = os.environ.get("TF_NUM_INTRAOP_THREADS")
+    if chosen and chosen != os.environ.get("IPU_EMULATOR_CORES"):
+        return
+    cores = _own_cores()
     if cores < 2:
         return
     tf.config.threading.set_intra_op_parallelism_threads(cores // 2)
@@ -30,3 +33,14 @@ def share_between_replicas() -> None:
     # What one thread frees, another can use: otherwise the second micro batch costs more memory than it needs.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def _own_cores() -> int:
+    """Returns the cores of this instance: what poprun gave it, or its share of those that nobody has dealt out."""
+    given = os.environ.get("IPU_EMULATOR_CORES", "")
+    if given.isdigit():
+        return int(given)
+    cores = len(os.sched_getaffinity(0))
+    neighbours = os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or "1"
+    bound = cores < (os.cpu_count() or 1)  # as mpirun and srun may do
+    return cores if bound or not neighbours.isdigit() else cores // max(int(neighbours), 1)

@@ -211,23 +211,40 @@ class _Metrics:
 
     def logs(self) -> Dict[str, Any]:
         """Returns the logs: the last replica's metrics, or all replicas' as the model asks."""
-        if self._shape.replicas == 1:
-            return metric_results(self._model)
+        spans = _spans_instances(self._model) and bool(self._variables())
         if self.together:
             own = metric_results(self._model)
             every = replicas.meet([tf.convert_to_tensor(value) for value in own.values()], tf.stack)
-            return {name: self._reduce(values) for name, values in zip(own, every)}
-        last = self._results_of(self._shape.replicas - 1)
+            logs = {name: self._reduce(values) for name, values in zip(own, every)}
+            return _mean_over_instances(logs) if spans else logs
+        if self._shape.replicas == 1:
+            return self._logs_of_one_over_instances() if spans else metric_results(self._model)
+        banks = [self._bank(variable).read_value() for variable in self._variables()]
+        if spans:
+            banks = instances.sum_over_instances(banks, "metrics")
+
+        def results_of(replica: Any) -> Dict[str, Any]:
+            return self._results_with([bank[replica] for bank in banks])
+
+        last = results_of(self._shape.replicas - 1)
         if self._shape.metrics == "NONE":
             return last
         signature = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in last.items()}
         numbers = tf.range(self._shape.replicas)
-        of_all = tf.map_fn(self._results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
+        of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
         return {name: self._reduce(values) for name, values in of_all.items()}
 
-    def _results_of(self, replica: Any) -> Dict[str, Any]:
-        for variable in self._variables():
-            variable.assign(self._bank(variable)[replica])
+    def _logs_of_one_over_instances(self) -> Dict[str, Any]:
+        own = [variable.read_value() for variable in self._variables()]
+        logs = self._results_with(instances.sum_over_instances(own, "metrics"))
+        with tf.control_dependencies(list(logs.values())):
+            for variable, value in zip(self._variables(), own):
+                variable.assign(value)
+        return logs
+
+    def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
+        for variable, value in zip(self._variables(), values):
+            variable.assign(value)
         return {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
 
     def _reduce(self, values: Any) -> Any:
@@ -336,6 +353,14 @@ def _apply(model: Any, gradients: List[Any], together: bool) -> None:
 
 def _spans_instances(model: Any) -> bool:
     return instances.count() > 1 and getattr(model.distribute_strategy, "spans_instances", False)
+
+
+def _mean_over_instances(logs: Dict[str, Any]) -> Dict[str, Any]:
+    def mean(values: List[Any]) -> Any:
+        (total,) = instances.sum_over_instances([values[0]], "metrics")
+        return total / tf.cast(instances.count(), total.dtype)
+
+    return {name: replicas.meet([value], mean)[0] for name, value in logs.items()}
 
 
 def _settle_instances(model: Any) -> None:

@@ -1,11 +1,13 @@
 """`gcipuinfo`: what is known about the IPUs, read from the emulated partition. No TensorFlow.
 
 Keys and formats are those of the SDK. What hardware would have to measure (power, temperature) is "N/A"; utilisation is
-measured: the time of executions without the time that they waited for input.
+measured: the time of executions without the time that they waited for input. Two keys are the emulator's own: how long
+the executions waited, and how long ago the process last told so.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -25,9 +27,13 @@ AverageBoardTemp = "average board temp"
 AverageDieTemp = "average die temp"
 TotalBoardPower = "total board power"
 
+INPUT_WAIT = "emulated input wait"
+HEARTBEAT_AGE = "emulated heartbeat age"
+STALE_S = 5.0
+
 _IPUS_PER_BOARD = 4
 _UNKNOWN = "N/A"
-_IDLE = ("0.00%", "0.00%")
+_IDLE = {IpuUtilisation: "0.00%", IpuUtilisationSession: "0.00%"}
 _mode: Optional[int] = None
 
 
@@ -44,7 +50,7 @@ class gcipuinfo:  # noqa: N801
         self._partition = registry.Partition.from_environment(os.environ)
         self._refreshes = False
         self._devices: List[Dict[str, str]] = []
-        self._looks: Dict[Tuple[int, float], Tuple[float, float]] = {}
+        self._looks: Dict[Tuple[int, float], Tuple[registry.Meter, Dict[str, str]]] = {}
         self.updateData()
 
     def getDevices(self) -> List[Dict[str, str]]:  # noqa: N802
@@ -73,22 +79,19 @@ class gcipuinfo:  # noqa: N801
 
     def updateData(self) -> bool:  # noqa: N802
         """Reads the values anew, once."""
-        holders: Dict[int, Tuple[registry.Owner, Tuple[str, str]]] = {}
-        for owner, meter in self._partition.meters():
-            utilisation = self._utilisation(owner, meter)
-            holders.update((ipu, (owner, utilisation)) for ipu in owner.ipus)
-        self._devices = [_describe(ipu, *holders.get(ipu, (None, _IDLE))) for ipu in range(self._partition.size)]
-        return True
-
-    def _utilisation(self, owner: registry.Owner, meter: registry.Meter) -> Tuple[str, str]:
-        """Returns the share of time that the owner's IPUs worked: since the last look, and since it attached."""
+        holders: Dict[int, Tuple[registry.Owner, Dict[str, str]]] = {}
+        looks = {}
         now = time.monotonic()
-        busy = meter.busy_until(now)
-        key = (owner.pid, meter.attached)
-        looked, was_busy = self._looks.get(key, (meter.attached, 0.0))
-        # Waiting that shows late takes work back that was told already: the next looks tell less, not this one alone.
-        self._looks[key] = (now, max(busy, was_busy))
-        return _share(busy - was_busy, now - looked), _share(busy, now - meter.attached)
+        for holding in self._partition.holdings():
+            key = (holding.owner.pid, holding.meter.attached)
+            before, told = self._looks.get(key, (holding.earlier, _IDLE))
+            looks[key], activity = _activity(holding.meter, before, told, now)
+            holders.update((ipu, (holding.owner, activity)) for ipu in holding.owner.ipus)
+        self._looks = looks
+        # A process may have been started with a larger partition than this one.
+        ipus = sorted({*range(self._partition.size), *holders})
+        self._devices = [_describe(ipu, *holders.get(ipu, (None, _IDLE))) for ipu in ipus]
+        return True
 
     def checkHealthOfDevices(self) -> str:  # noqa: N802
         """Returns the faults as JSON text; emulated IPUs have none."""
@@ -112,11 +115,31 @@ class gcipuinfo:  # noqa: N801
             self.updateData()
 
 
-def _share(busy: float, seconds: float) -> str:
-    return f"{min(1.0, max(0.0, busy / seconds)):.2%}" if seconds > 0 else _IDLE[0]
+def _activity(
+    meter: registry.Meter, before: registry.Meter, told: Dict[str, str], now: float
+) -> Tuple[Tuple[registry.Meter, Dict[str, str]], Dict[str, str]]:
+    """Returns what to keep for the next look, and the shares of time since the one before and since the attachment."""
+    span = meter.beat - before.beat
+    age = max(0.0, now - meter.beat)
+    if span > 0:
+        told = {
+            IpuUtilisation: _share(meter.busy - before.busy, span),
+            INPUT_WAIT: _share(meter.waiting - before.waiting, span),
+        }
+        # Waiting that shows late takes back work that was told already: the next looks tell less, not this one alone.
+        before = dataclasses.replace(meter, busy=max(meter.busy, before.busy))
+    activity = {**told, HEARTBEAT_AGE: f"{age:.1f} s"}
+    if age > STALE_S:
+        activity.update({IpuUtilisation: _UNKNOWN, INPUT_WAIT: _UNKNOWN})
+    activity[IpuUtilisationSession] = _share(meter.busy, meter.beat - meter.attached)
+    return (before, told), activity
 
 
-def _describe(ipu: int, owner: Optional[registry.Owner], utilisation: Tuple[str, str]) -> Dict[str, str]:
+def _share(part: float, seconds: float) -> str:
+    return f"{min(1.0, max(0.0, part / seconds)):.2%}" if seconds > 0 else "0.00%"
+
+
+def _describe(ipu: int, owner: Optional[registry.Owner], activity: Dict[str, str]) -> Dict[str, str]:
     board = ipu // _IPUS_PER_BOARD
     device = {
         "id": str(ipu),
@@ -128,8 +151,7 @@ def _describe(ipu: int, owner: Optional[registry.Owner], utilisation: Tuple[str,
         "ipu architecture": "ipu2",
         "clock": "1330MHz",
         "numa node": "0",
-        IpuUtilisation: utilisation[0],
-        IpuUtilisationSession: utilisation[1],
+        **activity,
         IpuPower: _UNKNOWN,
         TotalBoardPower: _UNKNOWN,
         AverageBoardTemp: _UNKNOWN,

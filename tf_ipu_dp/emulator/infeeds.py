@@ -6,11 +6,12 @@ Replicas that run together share one iterator: the first one draws an element fo
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any, Iterator, List, Sequence
 
+from tf_ipu_dp.emulator import waiting
+
 _stock: List[Any] = []
-_waited: List[Any] = []
+_meter = waiting.Meter()
 _told = [0.0]
 _work_before: List[Any] = []
 
@@ -25,7 +26,8 @@ def extend_tensorflow() -> None:
 
 
 def seconds_waited() -> float:
-    """Returns the seconds of waiting since it was asked last."""
+    """Returns the seconds of waiting since it was asked last. For when no program runs."""
+    _meter.settle()
     seconds = seconds_waited_so_far()
     _told[0] += seconds
     return seconds
@@ -33,7 +35,12 @@ def seconds_waited() -> float:
 
 def seconds_waited_so_far() -> float:
     """Returns the same, and goes on counting from where it did."""
-    return float(_waited[0].numpy()) - _told[0] if _waited else 0.0
+    return _meter.seconds() - _told[0]
+
+
+def is_waiting() -> bool:
+    """Whether the program of the device waits for its input right now."""
+    return _meter.is_waiting()
 
 
 @contextlib.contextmanager
@@ -56,44 +63,19 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
         return _stock[0](iterator, output_types, output_shapes, name=name)
 
     def draw() -> List[Any]:
-        began = _now()
+        work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
+        began = waiting.now()
+        # Beside the draw, not before it: the next element may be fetched while the device works.
+        _meter.begin([began, *work])
         with tf.control_dependencies([began]):
             element = _stock[0](iterator, output_types, output_shapes, name=name)
-        with tf.control_dependencies(element):
-            got = _now()
-        if _work_before and _work_before[-1]:
-            with tf.control_dependencies([tf.group(*_work_before[-1])]):
-                began = tf.maximum(began, _now())
-        _variable().assign_add(tf.maximum(got - began, tf.zeros([], tf.float64)))
+        got = waiting.now(element)
+        if work:
+            began = tf.maximum(began, waiting.now(work))
+        _meter.end(got - began, element)
         return list(element)
 
     if not program.together:
         return draw()
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(output_shapes, output_types)]
     return replicas.hand_out(draw, specs)
-
-
-def _now() -> Any:
-    """TensorFlow's own clock refuses to run where a program has asked for deterministic operations."""
-    import tensorflow as tf
-    from tensorflow.python.framework import config
-
-    if not getattr(config, "is_op_determinism_enabled", bool)():
-        return tf.timestamp()
-    now = tf.numpy_function(time.time, [], tf.float64)
-    now.set_shape([])
-    return now
-
-
-def _variable() -> Any:
-    if not _waited:
-        import tensorflow as tf
-        from tensorflow.python.ops import resource_variable_ops
-
-        from tf_ipu_dp.emulator import replicas
-
-        with tf.init_scope():
-            waited = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
-        replicas.keep_on_host(waited)
-        _waited.append(waited)
-    return _waited[0]

@@ -1,30 +1,49 @@
 """Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
 
-Everything that instances exchange goes through here, so that all of them make the same calls in the same order.
+Everything that instances exchange goes through here, so that all of them make the same calls in the same order, and is
+timed: with one that is late, the others wait here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, List, Optional, Sequence
+import threading
+import time
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence
+
+from tf_ipu_dp.emulator import waiting
 
 _connected = False
+_server: Any = None  # of instance 0, where no launcher has one
+_sets: Dict[FrozenSet[int], Any] = {}
+_confined: List[FrozenSet[int]] = []
+_meter = waiting.Meter()  # of traced programs
+_eager_lock = threading.Lock()
+_eager_seconds = 0.0
+_eager_calls = 0
 
 
 def count() -> int:
-    """Returns the instances of the job."""
-    total, local = (int(os.environ.get(f"POPDIST_NUM_{name}_REPLICAS", "1")) for name in ("TOTAL", "LOCAL"))
-    return total // local
+    """Returns how many instances take part in collectives: those of the job, or those it is confined to."""
+    return len(_confined[-1]) if _confined else _size()
 
 
 def connect() -> None:
     """Meets the other instances. Calling it again is harmless."""
-    global _connected  # noqa: PLW0603
-    if not _connected and count() > 1:
-        _horovod().init()
-        if _horovod().size() != count():
+    global _connected, _server  # noqa: PLW0603
+    if not _connected and _size() > 1:
+        from tf_ipu_dp.emulator import rendezvous
+
+        horovod = _horovod()
+        if not horovod.is_initialized():
+            os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+            if not horovod.mpi_built():
+                _server = rendezvous.complete(os.environ, _own_index(), _size())
+            horovod.init()
+        if horovod.size() != _size():
             raise RuntimeError(
-                f"poprun started {count()} instances, but Horovod sees {_horovod().size()}: "
+                f"There are {_size()} instances, but Horovod sees {horovod.size()}: "
                 "start them with python -m tf_ipu_dp.emulator.poprun."
             )
     _connected = True
@@ -37,10 +56,35 @@ def is_connected() -> bool:
 
 def disconnect() -> None:
     """Leaves the job."""
-    global _connected  # noqa: PLW0603
-    if _connected and count() > 1:
+    global _connected, _server  # noqa: PLW0603
+    if _connected and _size() > 1:
         _horovod().shutdown()
+        _sets.clear()
+        if _server is not None:
+            _server.stop()
+            _server = None
     _connected = False
+
+
+@contextlib.contextmanager
+def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
+    """In it, collectives are among these instances only; tells whether this is one of them. All instances call it."""
+    unknown = sorted(members - set(range(_size())))
+    if unknown or not members:
+        raise ValueError(f"There is no instance {unknown[0] if unknown else 'in an empty set'} of {_size()}.")
+    if 1 < len(members) < _size() and members not in _sets:
+        if _confined:
+            raise RuntimeError(
+                f"Instances {sorted(members)} cannot be told apart within {sorted(_confined[-1])}: all instances have "
+                "to agree on a set. Call execute_on_instances with it before, on all of them."
+            )
+        connect()
+        _sets[members] = _horovod().add_process_set(sorted(members))
+    _confined.append(members)
+    try:
+        yield _own_index() in members
+    finally:
+        _confined.pop()
 
 
 def wait_for_all() -> None:
@@ -48,27 +92,84 @@ def wait_for_all() -> None:
     if count() > 1:
         import tensorflow as tf
 
-        _horovod().allreduce(tf.zeros([1]), op=_horovod().Sum, name="synchronize")
+        sum_over_instances([tf.zeros([1])], "synchronize")
 
 
 def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
     """Returns the sums over all instances, exchanged in one go."""
-    if count() == 1:
+    if count() == 1 or not tensors:
         return list(tensors)
     horovod = _horovod()
-    return list(horovod.grouped_allreduce(list(tensors), op=horovod.Sum, name=name))
+    return _timed(
+        list(tensors), lambda given: horovod.grouped_allreduce(given, op=horovod.Sum, name=name, **_options())
+    )
 
 
 def gather(tensor: Any, name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
     import tensorflow as tf
 
-    return tensor[tf.newaxis] if count() == 1 else _horovod().allgather(tensor[tf.newaxis], name=name)
+    if count() == 1:
+        return tensor[tf.newaxis]
+    return _timed([tensor[tf.newaxis]], lambda given: [_horovod().allgather(given[0], name=name, **_options())])[0]
 
 
 def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
-    """Returns the tensor of instance 0."""
-    return tensor if count() == 1 else _horovod().broadcast(tensor, root_rank=0, name=name)
+    """Returns the tensor of instance 0, or of the first of those it is confined to."""
+    if count() == 1:
+        return tensor
+    root = min(_confined[-1]) if _confined else 0
+    return _timed([tensor], lambda given: [_horovod().broadcast(given[0], root_rank=root, name=name, **_options())])[0]
+
+
+def seconds_in_collectives() -> float:
+    """Returns the time that this process has spent in collectives so far, most of it waiting for others."""
+    return _meter.seconds() + _eager_seconds
+
+
+def is_waiting() -> bool:
+    """Whether this process is in a collective right now. For other threads."""
+    return _eager_calls > 0 or _meter.is_waiting()
+
+
+def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -> List[Any]:
+    global _eager_seconds, _eager_calls  # noqa: PLW0603
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        began = time.monotonic()
+        with _eager_lock:
+            _eager_calls += 1
+        try:
+            return list(exchange(tensors))
+        finally:
+            with _eager_lock:
+                _eager_calls -= 1
+                _eager_seconds += time.monotonic() - began
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return list(exchange(tensors))
+    moment = waiting.now(tensors)
+    # Noting the beginning also puts the collectives of a program into an order, which is the same everywhere.
+    with tf.control_dependencies([_meter.begin([moment])]):
+        received = list(exchange([tf.identity(tensor) for tensor in tensors]))
+    with tf.control_dependencies([_meter.end(waiting.now(received) - moment, received)]):
+        return [tf.identity(tensor) for tensor in received]
+
+
+def _options() -> Dict[str, Any]:
+    return {"process_set": _sets[_confined[-1]]} if _confined and _confined[-1] in _sets else {}
+
+
+def _size() -> int:
+    total, local = (int(os.environ.get(f"POPDIST_NUM_{name}_REPLICAS", "1")) for name in ("TOTAL", "LOCAL"))
+    return total // local
+
+
+def _own_index() -> int:
+    offset, local = (
+        int(os.environ.get(f"POPDIST_{name}", "0")) for name in ("REPLICA_INDEX_OFFSET", "NUM_LOCAL_REPLICAS")
+    )
+    return offset // (local or 1)
 
 
 def _horovod() -> Any:

@@ -2,26 +2,31 @@
 
 A directory in the user's runtime directory stands for the partition. Every attachment is a file that its owner keeps
 locked; the kernel drops the lock when the owner ends, however it ends, so a dead owner's IPUs are free at once. Changes
-are made under one lock of the whole partition, so that askers see each other's attachments whole or not at all.
+are made under one lock of the whole partition, so that askers see each other's attachments whole or not at all. Once a
+second an owner tells in its file that it is alive and what its IPUs have done.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import fcntl
 import getpass
 import itertools
 import json
+import math
 import os
 import stat
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 DEFAULT_IPUS = 64
+BEAT_S = 1.0
 _LOCK = "partition.lock"
 _MOST_OWNER_BYTES = 1 << 23
 _LOCK_LIMIT_S = 10.0
@@ -62,70 +67,168 @@ class Owner:
 
 @dataclasses.dataclass(frozen=True)
 class Meter:
-    """How long an owner's IPUs have been at work. Times are those of the machine's monotonic clock, in seconds."""
+    """What an owner's IPUs have done up to its last beat. Times are of the machine's monotonic clock, in seconds."""
 
     attached: float
+    beat: float
     busy: float = 0.0
-    executing_since: float = 0.0  # 0 between executions
+    waiting: float = 0.0  # for input, inside executions
 
-    def busy_until(self, now: float) -> float:
-        """Returns the seconds of work up to now, those of a running execution included."""
-        return self.busy + (max(0.0, now - self.executing_since) if self.executing_since else 0.0)
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """An owner, what its IPUs have done, and what they had done a beat or two earlier."""
+
+    owner: Owner
+    meter: Meter
+    earlier: Meter
 
     def to_line(self) -> bytes:
-        """Returns a line of always the same length, so that it can be overwritten in place."""
-        return f"{self.attached:020.6f} {self.busy:020.6f} {self.executing_since:020.6f}\n".encode()
+        """Returns the meters; the line is always of the same length, so that it can be overwritten in place."""
+        numbers = (*dataclasses.astuple(self.meter), *dataclasses.astuple(self.earlier))
+        return (" ".join(f"{number:020.6f}" for number in numbers) + "\n").encode()
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's content: the meters, then the owner."""
+        return self.to_line() + json.dumps(dataclasses.asdict(self.owner)).encode()
 
     @classmethod
-    def from_line(cls, line: bytes) -> Meter:
-        """Reads such a line."""
-        attached, busy, since = (float(word) for word in line.split())
-        return cls(attached, busy, since)
+    def from_bytes(cls, content: bytes) -> Holding:
+        """Reads it back; ValueError, TypeError or KeyError for what is no such content."""
+        line, _, record = content.partition(b"\n")
+        numbers = [float(word) for word in line.split()]
+        if len(numbers) == 3:  # a process of an earlier release, which told when it was attached and how long it worked
+            numbers = 2 * [numbers[0], numbers[0], numbers[1], 0.0]
+        if len(numbers) != 8 or not all(map(math.isfinite, numbers)):
+            raise ValueError("no meters")
+        value = json.loads(record)
+        owner = Owner(**{**value, "ipus": tuple(value["ipus"])})
+        counts = (owner.pid, owner.replicas, *owner.ipus)
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError("wrong types")
+        if not isinstance(owner.user, str) or not isinstance(owner.executable, str):
+            raise ValueError("wrong types")
+        if type(owner.started) not in (int, float) or not math.isfinite(owner.started):
+            raise ValueError("wrong types")
+        return cls(owner, Meter(*numbers[:4]), Meter(*numbers[4:]))
 
 
 class Attachment:
-    """IPUs held by this process, until `release` or the end of the process."""
+    """IPUs held by this process, until `release` or the end of the process. It tells the others what they do."""
 
-    def __init__(self, partition: Partition, device: Device, path: Path, handle: int) -> None:
+    def __init__(self, partition: Partition, device: Device, owner: Owner, path: Path, handle: int) -> None:
         self.device = device
-        self._partition, self._path, self._handle = partition, path, handle
+        self._partition, self._owner, self._path, self._handle = partition, owner, path, handle
+        now = time.monotonic()
+        self._told = Meter(now, now)  # without the running execution
+        self._earlier = self._beaten = self._told
+        self._executing_since = 0.0  # 0 between executions
+        self._waited: Callable[[], float] = float
+        self._guard = threading.Lock()
+        os.pwrite(handle, Holding(owner, self._told, self._told).to_bytes(), 0)
 
     def begin_execution(self, waited: Callable[[], float] = float) -> None:
         """Says that the IPUs start to work. While they do, `waited` tells for how long they have waited."""
-        _WAITED[self._path] = waited
-        self._write(dataclasses.replace(_METERS[self._path], executing_since=time.monotonic()))
+        with self._guard:
+            self._waited, self._executing_since = waited, time.monotonic()
+            self._tell()
 
     def end_execution(self, waited: float) -> None:
         """Says that the IPUs have worked, but for some seconds of waiting."""
-        meter, now = _METERS[self._path], time.monotonic()
-        spent = max(0.0, now - meter.executing_since - waited)
-        self._write(dataclasses.replace(meter, busy=meter.busy + spent, executing_since=0.0))
+        with self._guard:
+            self._told = self._including(time.monotonic(), waited)
+            self._executing_since = 0.0
+            self._tell()
 
-    def _write(self, meter: Meter) -> None:
-        if self._handle >= 0:
-            _METERS[self._path] = meter
-            os.pwrite(self._handle, meter.to_line(), 0)
+    def read(self) -> Holding:
+        """Returns what the others would see if it were told now."""
+        with self._guard:
+            return Holding(self._owner, self._now(), self._earlier)
+
+    def beat(self) -> None:
+        """Tells where a long execution is, and that this process is alive."""
+        with self._guard:
+            self._earlier = self._beaten
+            self._beaten = self._tell()
 
     def release(self) -> None:
         """Gives the IPUs back. Doing it twice is harmless."""
         if self._handle < 0:
             return
-        with self._partition.locked():
+        with self._partition.locked(), self._guard:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             _HELD.pop(self._path, None)
-            _METERS.pop(self._path, None)
-            _WAITED.pop(self._path, None)
             os.close(self._handle)
             self._handle = -1
+
+    def _tell(self) -> Meter:
+        meter = self._now()
+        if self._handle >= 0:
+            os.pwrite(self._handle, Holding(self._owner, meter, self._earlier).to_line(), 0)
+        return meter
+
+    def _now(self) -> Meter:
+        now = time.monotonic()
+        if not self._executing_since:
+            return dataclasses.replace(self._told, beat=now)
+        try:
+            waited = self._waited()
+        except Exception:  # the program's own TensorFlow answers, perhaps not to every thread
+            waited = 0.0
+        return self._including(now, waited)
+
+    def _including(self, now: float, waited: float) -> Meter:
+        """Returns the meter with the running execution up to now."""
+        told, spent = self._told, max(0.0, now - self._executing_since)
+        waited = min(max(0.0, waited), spent)
+        return Meter(told.attached, now, told.busy + spent - waited, told.waiting + waited)
+
+
+class _Pulse:
+    """A thread that beats for all attachments of this process, while there are any."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    def start(self) -> None:
+        with self._guard:
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = threading.Thread(target=self._run, name="emulator-heartbeat", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread before the interpreter takes TensorFlow away from under it."""
+        self._stopped.set()
+        if self._thread:
+            self._thread.join(BEAT_S)
+
+    def forget(self) -> None:
+        """Lets a forked process begin anew: the thread and the attachments are its parent's."""
+        self.__init__()  # type: ignore[misc]
+        _HELD.clear()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            with self._guard:
+                held = list(_HELD.values())
+                if not held:
+                    self._thread = None
+                    return
+            for attachment in held:
+                with contextlib.suppress(OSError):
+                    attachment.beat()
 
 
 # What this process holds. A POSIX lock is dropped when its owner closes any handle of the file, so own files are never
 # opened again; and unlike flock it is not inherited by forked workers, which may outlive the owner.
-_HELD: Dict[Path, Owner] = {}
-_METERS: Dict[Path, Meter] = {}
-_WAITED: Dict[Path, Callable[[], float]] = {}
+_HELD: Dict[Path, Attachment] = {}
 _NUMBERS = itertools.count()
+_PULSE = _Pulse()
+atexit.register(_PULSE.stop)
+os.register_at_fork(after_in_child=_PULSE.forget)
 
 
 class Partition:
@@ -169,7 +272,7 @@ class Partition:
         """Takes the first free device of so many IPUs, or the one with an id."""
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
-            held = {ipu for owner, _ in self._read() for ipu in owner.ipus}
+            held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
             free = [device for device in wanted if held.isdisjoint(device.ipus)]
             if not free:
                 raise DeviceBusyError(
@@ -179,10 +282,10 @@ class Partition:
 
     def owners(self) -> List[Owner]:
         """Returns who holds IPUs now. The files of owners that have ended are removed."""
-        return [owner for owner, _ in self.meters()]
+        return [holding.owner for holding in self.holdings()]
 
-    def meters(self) -> List[Tuple[Owner, Meter]]:
-        """Returns the owners, and how long their IPUs have worked."""
+    def holdings(self) -> List[Holding]:
+        """Returns the owners, and what their IPUs have done."""
         if not self.folder.exists():
             return []
         with self.locked():
@@ -220,21 +323,20 @@ class Partition:
         path = self.folder / f"owner-{owner.pid}-{next(_NUMBERS)}.json"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        meter = Meter(time.monotonic())
-        os.write(handle, meter.to_line() + json.dumps(dataclasses.asdict(owner)).encode())
-        _HELD[path], _METERS[path] = owner, meter
-        return Attachment(self, device, path, handle)
+        attachment = _HELD[path] = Attachment(self, device, owner, path, handle)
+        _PULSE.start()
+        return attachment
 
-    def _read(self) -> List[Tuple[Owner, Meter]]:
+    def _read(self) -> List[Holding]:
         found = []
         for path in sorted(self.folder.glob("owner-*.json")):
             own = _HELD.get(path)
-            one = (own, _own_meter(path)) if own and own.pid == os.getpid() else self._read_foreign(path)
-            if one:
-                found.append(one)
+            holding = own.read() if own else self._read_foreign(path)
+            if holding:
+                found.append(holding)
         return found
 
-    def _read_foreign(self, path: Path) -> Optional[Tuple[Owner, Meter]]:
+    def _read_foreign(self, path: Path) -> Optional[Holding]:
         """Reads another process's attachment, or clears it away when that process has ended."""
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -257,12 +359,6 @@ class Partition:
             os.close(handle)
 
 
-def _own_meter(path: Path) -> Meter:
-    """Returns the meter without the waiting of a running execution, which other processes learn when it ends."""
-    meter = _METERS[path]
-    return dataclasses.replace(meter, busy=meter.busy - _WAITED[path]()) if meter.executing_since else meter
-
-
 def _lock_in_time(handle: int, path: Path) -> None:
     """Locks the partition. Others need it for milliseconds, so that waiting long means that something is wrong."""
     deadline = time.monotonic() + _LOCK_LIMIT_S
@@ -276,18 +372,11 @@ def _lock_in_time(handle: int, path: Path) -> None:
             time.sleep(_LOCK_POLL_S)
 
 
-def _parse(path: Path, content: bytes) -> Tuple[Owner, Meter]:
+def _parse(path: Path, content: bytes) -> Holding:
     try:
-        line, _, record = content.partition(b"\n")
-        meter = Meter.from_line(line)
-        value = json.loads(record)
-        owner = Owner(**{**value, "ipus": tuple(value["ipus"])})
-        numbers = (owner.pid, owner.replicas, *owner.ipus)
-        if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(owner.user, str):
-            raise ValueError("wrong types")
+        return Holding.from_bytes(content)
     except (ValueError, TypeError, KeyError) as error:
         raise RegistryError(f"{path} is not a record of the emulator; end its owner and remove it") from error
-    return owner, meter
 
 
 def _user_name() -> str:

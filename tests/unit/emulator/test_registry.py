@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -179,17 +180,66 @@ def test_a_lock_that_is_no_file_is_reported(partition):
         partition.attach(count=1)
 
 
-def test_a_meter_tells_of_work_without_waiting_and_of_work_that_goes_on(partition):
+def test_a_meter_tells_of_work_and_waiting_also_while_an_execution_goes_on(partition, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     attachment = partition.attach(count=2)
+    attachment.begin_execution(lambda: 0.5)
+    now[0] += 2
+    assert partition.holdings()[0].meter == registry.Meter(1000.0, 1002.0, busy=1.5, waiting=0.5)
+    now[0] += 2
+    attachment.end_execution(waited=1.0)
+    now[0] += 6
+    assert partition.holdings()[0].meter == registry.Meter(1000.0, 1010.0, busy=3.0, waiting=1.0)
     attachment.begin_execution()
-    (_, running), *_ = partition.meters()
-    assert running.busy == 0.0 and running.busy_until(running.executing_since + 2.0) == 2.0
     attachment.end_execution(waited=1e6)
-    (_, idle), *_ = partition.meters()
-    assert (idle.busy, idle.executing_since) == (0.0, 0.0)
-    assert registry.Meter.from_line(running.to_line()).executing_since == pytest.approx(running.executing_since)
-    assert len(idle.to_line()) == len(registry.Meter(1e9, 1e8, 1e9).to_line())
+    assert partition.holdings()[0].meter.busy == 3.0
     attachment.release()
+
+
+def test_what_is_told_survives_the_file_and_never_changes_its_length(partition):
+    owner = registry.Owner(7, "ann", "x.py", 1.5, (0, 1), 2)
+    small, large = registry.Meter(0.0, 0.0), registry.Meter(9e8, 1e9, 1e9, 1e9)
+    holding = registry.Holding(owner, large, small)
+    assert registry.Holding.from_bytes(holding.to_bytes()) == holding
+    assert len(holding.to_line()) == len(registry.Holding(owner, small, small).to_line())
+
+
+WORK = """
+import os, sys
+from tf_ipu_dp.emulator import registry
+attachment = registry.Partition.from_environment(os.environ).attach(count=2)
+attachment.begin_execution(lambda: 1 / 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_others_see_a_long_execution_go_on_although_its_program_cannot_say_how_it_waits(partition, environ):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        (first,) = partition.holdings()
+        deadline = time.monotonic() + 20
+        while partition.holdings()[0].meter.beat < first.meter.beat + 0.5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (later,) = partition.holdings()
+        spent = later.meter.beat - first.meter.beat
+        assert spent >= 0.5 and later.meter.busy - first.meter.busy == pytest.approx(spent, abs=1e-3)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_file_of_an_earlier_release_is_read_and_cleared_away(partition):
+    partition.attach(count=1).release()
+    path = partition.folder / "owner-1-0.json"
+    owner = {"pid": 1, "user": "ann", "executable": "x", "started": 1.0, "ipus": [0], "replicas": 1}
+    path.write_text(f"0000000000001.000000 0000000000002.000000 0000000000000.000000\n{json.dumps(owner)}")
+    assert partition.holdings() == [] and not path.exists()
 
 
 @pytest.mark.parametrize("text", ["3", "0", "many", "-4", "99999999"])

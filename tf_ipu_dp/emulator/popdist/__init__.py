@@ -101,8 +101,12 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:  # noqa: N802, N803
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Optional[Any]:
-    """Calls the function if this is one of the instances."""
-    return func(*args, **kwargs) if getInstanceIndex() in set(instances) else None
+    """Returns what the function does on these instances, and None on others. All call it.
+
+    Collectives inside are among these instances only.
+    """
+    with job.confined_to(frozenset(instances)) as is_one_of_them:
+        return func(*args, **kwargs) if is_one_of_them else None
 
 
 def _read(name: str, without: int) -> int:

@@ -5,12 +5,19 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from tf_ipu_dp import emulator
+_here = Path(__file__).resolve().parent
+_root = _here.parents[2]
+
+# The program is to get the emulator of the poprun that started it, from wherever it was installed.
+_found = importlib.util.find_spec("tf_ipu_dp")
+if _found is None or _found.origin is None or Path(_found.origin).resolve().parents[1] != _root:
+    sys.path.insert(0, str(_root))
+
+from tf_ipu_dp import emulator  # noqa: E402
 
 emulator.install()
 
 # Another sitecustomize further down the path is as welcome as it would be without this one.
-_here = Path(__file__).resolve().parent
 _rest = [path for path in sys.path if Path(path).resolve() != _here]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _rest)
 if _spec is not None and _spec.loader is not None:

@@ -1,8 +1,11 @@
-"""`tensorflow.python.ipu.distributed`: the strategy of a PopDist job, and collectives between its instances."""
+"""`tensorflow.python.ipu.distributed`: the strategy of a PopDist job, and collectives between its instances.
+
+Instances match their calls by name in a graph and by order alone elsewhere, so that all of them must make the same.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -13,42 +16,53 @@ __all__ = ["PopDistStrategy", "allgather", "allreduce", "broadcast", "popdist_st
 
 PopDistStrategy = popdist_strategy.PopDistStrategy
 
+# Horovod has no sums of these, and does not carry the last two at all.
+_CARRIERS = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
+
 
 def allreduce(value: Any, reduce_op: tf.distribute.ReduceOp, tensor_name: Optional[str] = None) -> Any:
     """Returns the sum or mean over all instances."""
     if reduce_op.value not in ("SUM", "MEAN"):
         raise ValueError(f"{reduce_op} is not a reduction; it is tf.distribute.ReduceOp.SUM or MEAN.")
-    tensor = _checked(value)
-    (total,) = instances.sum_over_instances([tensor], _wire_name(tensor, tensor_name))
-    if reduce_op.value == "SUM":
-        return tf.identity(total)
-    return total // instances.count() if tensor.dtype.is_integer else total / tf.cast(instances.count(), total.dtype)
+
+    def reduce(tensor: Any, name: str) -> Any:
+        (total,) = instances.sum_over_instances([tensor], name)
+        if reduce_op.value == "SUM":
+            return tf.identity(total)
+        if tensor.dtype.is_integer:
+            return total // tf.cast(instances.count(), total.dtype)
+        return total / tf.cast(instances.count(), total.dtype)
+
+    return _exchange(value, tensor_name, reduce)
 
 
 def allgather(value: Any, tensor_name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
-    tensor = _checked(value)
-    return instances.gather(tensor, _wire_name(tensor, tensor_name))
+    return _exchange(value, tensor_name, instances.gather)
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: Optional[str] = None) -> Any:
     """Returns the value of instance 0, whatever `root_rank` says."""
     del root_rank
-    tensor = _checked(value, or_bool=True)
-    return tf.identity(instances.broadcast(tensor, _wire_name(tensor, tensor_name)))
+    return _exchange(value, tensor_name, lambda *given: tf.identity(instances.broadcast(*given)), or_bool=True)
 
 
-def _wire_name(tensor: Any, given: Optional[str]) -> str:
-    """Returns the name that instances match their calls by; where it is the same for all, their order does."""
-    return "Default" if given or tf.executing_eagerly() else tensor.name.replace(":", "_")
-
-
-def _checked(value: Any, or_bool: bool = False) -> Any:
+def _exchange(value: Any, given_name: Optional[str], call: Callable[[Any, str], Any], or_bool: bool = False) -> Any:
     if not popdist.isBackendInitialized():
         raise RuntimeError("Collectives between instances need popdist.init() first.")
+    eager = tf.executing_eagerly()
+    name = "Default" if given_name or eager else value.name.replace(":", "_")
     tensor = tf.convert_to_tensor(value)
-    if not (tensor.dtype.is_integer or tensor.dtype in (tf.float16, tf.float32) or (or_bool and tensor.dtype.is_bool)):
+    dtype = tensor.dtype
+    if not (dtype.is_integer or dtype in (tf.float16, tf.float32) or (or_bool and dtype.is_bool)):
         raise tf.errors.InvalidArgumentError(
-            None, None, f"Instances cannot exchange {tensor.dtype.name}: cast it to float32 or an integer type."
+            None, None, f"Instances cannot exchange {dtype.name}: cast it to float32 or an integer type."
         )
-    return tensor
+    try:
+        return tf.cast(call(tf.cast(tensor, _CARRIERS.get(dtype, dtype)), name), dtype)
+    except tf.errors.OpError as error:
+        if "ismatched" not in error.message:
+            raise
+        raise tf.errors.UnknownError(
+            None, None, f"Tensor layouts did not match on all instances: {error.message}"
+        ) from error

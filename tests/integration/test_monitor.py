@@ -1,0 +1,324 @@
+"""The monitor as a user starts it, beside real processes and real runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import urllib.request
+
+import pytest
+
+MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
+HOLD = """
+import os, sys
+from tf_ipu_dp.emulator import registry
+attachment = registry.Partition.from_environment(os.environ).attach(count=int(sys.argv[1]))
+attachment.begin_execution()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def partition(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture
+def hold():
+    """Starts a process that holds so many IPUs."""
+    processes = []
+
+    def start(count, *words):
+        command = [sys.executable, "-c", HOLD, str(count), *words]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def monitor(*words, **environ):
+    return subprocess.run(
+        [*MONITOR, *words], capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environ}
+    )
+
+
+def test_with_nothing_running_all_emulated_ipus_are_free():
+    done = monitor()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("64 IPUs (emulated), 0 in use, 64 free\n")
+    assert len(re.findall(r"^ *\d+  .* free$", done.stdout, re.MULTILINE)) == 64
+    assert "\x1b" not in done.stdout and done.stdout.count("Emulated: ") == 1
+
+
+def test_neither_tensorflow_nor_anything_else_that_is_slow_is_imported():
+    code = "import sys; from tf_ipu_dp import monitor; monitor.main([]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "keras", "numpy", "rich", "matplotlib", "prometheus_client"} & set(done.stderr.split())
+
+
+def test_a_command_line_with_control_characters_is_shown_whole_and_escaped(hold):
+    process = hold(4, "\x1b[2J[bold]name[/bold]", "x" * 400)
+    done = monitor()
+    assert "\x1b" not in done.stdout and f"\\x1b[2J[bold]name[/bold] {'x' * 400}\n" in done.stdout
+    assert re.search(rf"^ *{process.pid}  \S+ +00:00:\d\d  0-3 +running ", done.stdout, re.MULTILINE)
+
+
+def test_json_is_typed_and_one_object_per_line_when_it_goes_on(hold):
+    process = hold(2)
+    value = json.loads(monitor("--json").stdout)
+    assert (value["schema"], value["sdk"], len(value["ipus"])) == (1, "emulator", 64)
+    assert value["ipus"][0]["pid"] == process.pid and value["ipus"][0]["power_w"] is None
+    with subprocess.Popen([*MONITOR, "--json", "--watch=0.2"], stdout=subprocess.PIPE, text=True) as follower:
+        times = [json.loads(follower.stdout.readline())["time"] for _ in range(3)]
+        follower.send_signal(signal.SIGTERM)
+        assert follower.wait(20) == 0
+    assert times == sorted(set(times))
+
+
+def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold):
+    hold(4)
+    done = monitor("--free", "--need=4", IPU_EMULATOR_IPUS="8")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4 5 6 7\n", "")
+    done = monitor("--free", "--need=5", "--json", IPU_EMULATOR_IPUS="8")
+    assert done.returncode == 1 and json.loads(done.stdout)["free_ipu_ids"] == [4, 5, 6, 7]
+    assert done.stderr == "monitor: --need=5, but 4 of 8 IPUs are free.\n"
+
+
+def test_health_tells_the_last_event_and_fails_for_a_bad_one(tmp_path):
+    assert monitor("--health").returncode == 0
+    record = tmp_path / "events.json"
+    record.write_text(json.dumps({"severity": "error", "description": "parity", "pid": "7"}), encoding="utf-8")
+    done = monitor("--health", IPU_APP_EVENT_RECORD_PATH=str(record))
+    assert done.returncode == 1
+    assert "wrong  the last application event is of severity error: parity\n" in done.stdout
+    record.write_text("no json", encoding="utf-8")
+    done = monitor("--health", "--json", f"--events={record}")
+    assert done.returncode == 1 and "cannot be read: gcipuinfo failed (JSONDecodeError" in done.stdout
+
+
+def test_a_partition_that_cannot_be_read_is_a_sentence_and_exit_code_1(tmp_path):
+    (tmp_path / "partition").mkdir(mode=0o755)
+    (tmp_path / "partition").chmod(0o755)
+    for words in ([], ["--free"], ["--json"]):
+        done = monitor(*words)
+        assert done.returncode == 1 and done.stderr.startswith("monitor: no device answers: ")
+        assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_poplar_without_the_sdk_is_refused_with_what_works():
+    done = monitor("--sdk=poplar")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("Source the Poplar SDK's enable script, or use --sdk=emulator.\n")
+
+
+class Terminal:
+    """A pseudo terminal with the monitor on it."""
+
+    def __init__(self, *words, rows=30, columns=100):
+        self._main, other = pty.openpty()
+        self._other = other
+        self.settings = self.read_settings()
+        self.resize(rows, columns)
+        self.process = subprocess.Popen(
+            [*MONITOR, *words], stdin=other, stdout=other, stderr=other, close_fds=True, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+        )  # fmt: skip
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read_settings(self):
+        return termios.tcgetattr(self._other)
+
+    def press(self, key):
+        os.write(self._main, key)
+
+    def read_until(self, text, limit_s=20.0):
+        """Returns what was written up to the text."""
+        seen, deadline = "", time.monotonic() + limit_s
+        while text not in seen:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {seen[-2000:]!r}"
+            if select.select([self._main], [], [], 0.1)[0]:
+                seen += os.read(self._main, 1 << 16).decode("utf-8", "replace")
+        return seen
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+        os.close(self._other)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def start(*words, **size):
+        opened.append(Terminal(*words, **size))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_watching_redraws_in_place_pauses_resizes_and_leaves_the_terminal_as_it_was(terminal, hold):
+    hold(2)
+    screen = terminal("--watch=0.2")
+    first = screen.read_until("p pause")
+    assert first.startswith("\x1b[?1049h\x1b[?25l")
+    assert "64 IPUs (emulated), 2 in use" in first and "free: IPU 2-63" in first
+    assert screen.read_settings() != screen.settings
+    screen.press(b"p")
+    screen.read_until("paused")
+    screen.resize(12, 60)
+    os.kill(screen.process.pid, signal.SIGWINCH)
+    small = screen.read_until("paused")
+    assert "\x1b[12;1H" in small and "\x1b[13;1H" not in small
+    screen.press(b"p")
+    screen.read_until("p pause")
+    screen.press(b"q")
+    assert screen.process.wait(20) == 0
+    assert screen.read_until("\x1b[?1049l").endswith("\x1b[?25h\x1b[?1049l")
+    assert screen.read_settings() == screen.settings
+
+
+def test_one_shot_on_a_terminal_has_colours_and_bars_and_without_them_if_asked(terminal, monkeypatch):
+    screen = terminal(columns=120)
+    assert "\x1b[2m········" in screen.read_until("Clock is nominal")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = terminal(columns=120).read_until("Clock is nominal")
+    assert "\x1b" not in plain and "········" in plain
+
+
+def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold):
+    process = hold(4)
+    recorded, drawn = tmp_path / "r.jsonl", tmp_path / "r.svg"
+    with subprocess.Popen(
+        [*MONITOR, f"--record={recorded}", "--watch=0.2", "--json", f"--pid={process.pid}", f"--report={drawn}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as recorder:  # fmt: skip
+        for _ in range(3):
+            recorder.stdout.readline()
+        process.kill()
+        process.wait()
+        _, said = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0 and re.search(r"monitor: \d+ samples in ", said)
+    assert "IPU" in drawn.read_text(encoding="utf-8")
+    done = monitor(f"--record={recorded}")
+    assert done.returncode == 1 and "is there already" in done.stderr
+
+
+def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold):
+    hold(2)
+    others = [subprocess.Popen([*MONITOR, "--watch=0.1"], stdout=subprocess.DEVNULL) for _ in range(2)]
+    exporter = subprocess.Popen([*MONITOR, "--export=0", "--watch=0.1", "--json"], stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        url = exporter.stderr.readline().split()[-1]
+        assert url.startswith("http://127.0.0.1:")
+
+        def scrape_until(text):
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                with urllib.request.urlopen(url, timeout=10) as answer:
+                    found = answer.read().decode("utf-8")
+                if text in found:
+                    return found
+            raise AssertionError(f"{text} did not come: {found[:2000]}")
+
+        assert 'ipu_utilisation_ratio{board="emulated-0000",ipu="0",pid="' in scrape_until("ipu_utilisation_ratio")
+        (tmp_path / "partition").chmod(0o755)
+        scrape_until('ipu_up{board="emulated-0000",ipu="0"} 0.0')
+        (tmp_path / "partition").chmod(0o700)
+        scrape_until('ipu_up{board="emulated-0000",ipu="0"} 1.0')
+        assert [each.poll() for each in others] == [None, None]
+    finally:
+        for each in (*others, exporter):
+            each.terminate()
+            assert each.wait(20) == 0
+        exporter.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "tf_ipu_dp.train", "--ipus=4", "--epochs=40", "--sdk=emulator", f"--run_dir={run}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
+        deadline = time.monotonic() + 120
+        seen = {}
+        while not (seen.get("samples_per_s") and seen["phase"] == "training") and time.monotonic() < deadline:
+            time.sleep(0.3)
+            seen = next(iter(json.loads(monitor("--json").stdout)["processes"]), {})
+        assert (seen["pid"], seen["run"], seen["ipus"], seen["instance"]) == (training.pid, "run", [0, 1, 2, 3], 0)
+        assert seen["step"] > 0 and seen["planned_steps"] == 40 * 64 and seen["waits_for"] in ("nothing", "input")
+        training.send_signal(signal.SIGTERM)
+        training.wait(60)
+    done = monitor(f"--explain={run}")
+    assert done.returncode == 0 and "Held back by" in done.stdout
+    assert json.loads(monitor("--explain", str(run), "--json").stdout)["kind"]
+
+
+# A run as it is started by `train`, with a cause that is made on purpose.
+HELD_BACK = """
+import os, sys, time
+import tensorflow as tf
+from tf_ipu_dp import cli, data, optimizers, train
+
+def after_a_while(seconds, value):
+    with tf.control_dependencies([tf.numpy_function(lambda: time.sleep(seconds), [], [])]):
+        return tf.identity(value)
+
+make, call = data.make_training, optimizers.Crossentropy.call
+if sys.argv[1] == "input":
+    data.make_training = lambda *a, **k: make(*a, **k).map(lambda image, label: (after_a_while(0.1, image), label))
+if sys.argv[1] == "late" and os.environ["POPDIST_REPLICA_INDEX_OFFSET"] != "0":
+    optimizers.Crossentropy.call = lambda self, y, out: call(self, y, after_a_while(0.2, out))
+sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cause", "flags", "verdict"),
+    [
+        ("input", ["--ipus=1", "--epochs=30steps"], ("input", None, "eight_bit_io")),
+        (
+            "executions",
+            ["--ipus=1", "--model=mlp", "--micro_batch_size=1", "--learning_rate=0.0001", "--epochs=400steps"],
+            ("executions", None, "device_iterations"),
+        ),
+        ("late", ["--ipus=4", "--instances=2", "--epochs=12steps"], ("late instance", 1, "instances")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_holds_a_run_back_is_found_and_named(tmp_path, cause, flags, verdict):
+    program = tmp_path / "program.py"
+    program.write_text(HELD_BACK, encoding="utf-8")
+    poprun = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "4"]
+    command = [sys.executable, str(program), cause, *flags, "--sdk=emulator", f"--run_dir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [*(poprun if cause == "late" else []), *command], capture_output=True, text=True, check=False, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(monitor(f"--explain={tmp_path / 'run'}", "--json").stdout)
+    assert (found["kind"], found["instance"], found["flag"]) == verdict, found["sentence"]
+    assert found["share_pct"] > 10

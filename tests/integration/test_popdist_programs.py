@@ -1,0 +1,169 @@
+"""Programs that others write for poprun run unmodified on several instances, and get what one instance gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[1] / "programs" / "poprun"
+
+
+@pytest.fixture(autouse=True)
+def partition(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def poprun(instances, replicas, *words):
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", instances, "--num-replicas"]
+    done = subprocess.run(
+        [*map(str, command), str(replicas), *map(str, words)], capture_output=True, text=True, check=False, timeout=150
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
+
+
+def numbers_of(output):
+    """Returns what one instance has printed: numbers, each line with its title."""
+    lines = [line.split("<stdout>:")[1].split() for line in output.splitlines()]
+    assert len({line.split("<")[0] for line in output.splitlines()}) == 1, "several have printed"
+    return {title: [float(word) for word in words] for title, *words in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "titles"),
+    [("keras_mnist", {"weights"}), ("own_loop", {"losses", "kernel"}), ("regularised", {"logs", "weights"})],
+)
+def test_two_instances_get_what_one_gets(program, titles):
+    path = PROGRAMS / f"{program}.py"
+    one, two = (numbers_of(poprun(instances, 2, "python3", path)) for instances in (1, 2))
+    assert set(one) == titles
+    for title, expected in one.items():
+        assert two[title] == pytest.approx(expected, rel=1e-4), title
+
+
+COLLECTIVES = """
+import threading, time
+import popdist, tensorflow as tf
+from tensorflow.python.ipu import distributed
+from tf_ipu_dp.emulator import instances
+
+popdist.init()
+own, count = popdist.getInstanceIndex(), popdist.getNumInstances()
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+for dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64, tf.uint64, tf.float16, tf.float32):
+    value = tf.cast([own, 2], dtype)
+    for result, expected in (
+        (distributed.allreduce(value, SUM), [sum(range(count)), 2 * count]),
+        (distributed.allreduce(value, MEAN), [1 if dtype.is_integer else 1.5, 2]),
+        (distributed.allgather(value), [[index, 2] for index in range(count)]),
+        (distributed.broadcast(value + 3, root_rank=1), [3, 5]),
+    ):
+        assert result.dtype == dtype and result.numpy().tolist() == expected, (dtype, result)
+assert distributed.broadcast(tf.constant(own == 0)).numpy()
+
+
+def refused(error, call):
+    try:
+        call()
+    except error:
+        return True
+
+
+assert refused(tf.errors.UnknownError, lambda: distributed.allreduce(tf.zeros([1 + own]), SUM))
+assert refused(tf.errors.InvalidArgumentError, lambda: distributed.allgather(tf.zeros([1], tf.float64)))
+assert refused(AttributeError, lambda: distributed.allreduce(tf.zeros([1]), "SUM"))
+assert refused(ValueError, lambda: popdist.execute_on_instances({7}, print))
+
+
+def inside():
+    return distributed.allgather(tf.constant(own)).numpy().tolist(), float(distributed.allreduce(tf.constant(1.0), SUM))
+
+
+for members in ([0, 2], [1, 2], [0, 2]):
+    assert popdist.execute_on_instances(set(members), inside) == ((members, 2.0) if own in members else None)
+assert popdist.execute_on_instances({1}, inside) == (([1], 1.0) if own == 1 else None)
+
+
+@tf.function
+def twice(value):  # both with one name, so that only their order tells them apart
+    return distributed.allreduce(value, SUM, tensor_name="a"), distributed.allreduce(2 * value, SUM, tensor_name="b")
+
+
+first, second = twice(tf.constant([1.0 + own]))
+assert (first.numpy(), second.numpy()) == ([10.0], [20.0])
+
+# Who waits for a late one knows it, also from another thread.
+before, seen = instances.seconds_in_collectives(), []
+
+
+def watch():
+    while not seen and time.monotonic() < deadline:
+        seen.extend([1] if instances.is_waiting() else [])
+        time.sleep(0.01)
+
+
+popdist.synchronize()
+deadline = time.monotonic() + 10
+watcher = threading.Thread(target=watch)
+if own:
+    watcher.start()
+    twice(tf.constant([1.0]))
+    watcher.join()
+else:
+    time.sleep(1)
+    twice(tf.constant([1.0]))
+assert not own or (seen and instances.seconds_in_collectives() - before > 0.7)
+assert not instances.is_waiting()
+popdist.synchronize()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_collectives_keep_types_sets_and_order_and_know_how_long_they_wait():
+    assert poprun(4, 4, "python3", "-c", COLLECTIVES).count("done") == 4
+
+
+WITHOUT_POPRUN = """
+from tf_ipu_dp import emulator
+emulator.install()
+import popdist, tensorflow as tf
+from tensorflow.python.ipu import distributed
+popdist.init()
+print(distributed.allgather(tf.constant(popdist.getInstanceIndex())).numpy().tolist())
+"""
+
+
+def place(rank, size):
+    """Returns what the application says to PopDist of a launcher's rank and size."""
+    return {
+        "POPDIST_NUM_TOTAL_REPLICAS": str(size), "POPDIST_NUM_LOCAL_REPLICAS": "1", "POPDIST_NUM_IPUS_PER_REPLICA": "1",
+        "POPDIST_REPLICA_INDEX_OFFSET": str(rank), "POPDIST_LOCAL_INSTANCE_INDEX": str(rank),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_instances_of_other_launchers_find_each_other(launcher):
+    """With the variables that `mpirun` and `srun` set, as neither may be there."""
+    names = {
+        "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
+        "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"),
+    }[launcher]
+    job = f"{launcher}-{os.getpid()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_POPRUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **place(rank, 2), **dict(zip(names, (str(rank), "2", "2", job)))},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        out, err = process.communicate(timeout=100)
+        assert (process.returncode, out) == (0, "[0, 1]\n"), err

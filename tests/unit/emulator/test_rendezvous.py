@@ -1,0 +1,74 @@
+"""How instances that poprun has not started find each other."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp.emulator import hosts, rendezvous
+
+ALONE = {"CROSS_SIZE": 1, "SIZE": 2}
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.sampled_from(["mpirun", "srun", "horovodrun", "nobody"]))
+def test_ranks_are_those_of_the_launcher(on_host, on, launcher):
+    size = on_host * on
+    for rank in range(size):
+        environ = {
+            "mpirun": {
+                "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": on_host,
+                "OMPI_COMM_WORLD_LOCAL_RANK": rank % on_host,
+            },
+            "srun": {
+                "SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_STEP_TASKS_PER_NODE": f"{on_host}(x{on})",
+                "SLURM_LOCALID": rank % on_host, "SLURM_NODEID": rank // on_host,
+            },
+            "horovodrun": {"HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_SIZE": on_host},
+            "nobody": {},
+        }[launcher]  # fmt: skip
+        found = rendezvous.find_ranks({name: str(value) for name, value in environ.items()}, rank, size)
+        local_size = size if launcher == "nobody" else on_host
+        assert found == {
+            "RANK": rank, "SIZE": size, "LOCAL_SIZE": local_size, "LOCAL_RANK": rank % local_size,
+            "CROSS_RANK": rank // local_size, "CROSS_SIZE": size // local_size,
+        }  # fmt: skip
+
+
+def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
+    jobs = [{"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0"} for number in range(100)]
+    places = {rendezvous.find_place(job, ALONE) for job in jobs}
+    assert len(places) > 95 and all(address == hosts.LOOPBACK and 15_000 <= port < 32_000 for address, port in places)
+    assert rendezvous.find_place(jobs[0], ALONE) == rendezvous.find_place(dict(jobs[0]), ALONE)
+    assert rendezvous.find_place({}, ALONE) == rendezvous.find_place({}, ALONE)  # by their common parent
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "sentence"),
+    [
+        ({}, {"CROSS_SIZE": 2, "SIZE": 4}, "are on 2 hosts .* Set IPU_EMULATOR_RENDEZVOUS=HOST:PORT"),
+        ({"IPU_EMULATOR_RENDEZVOUS": "here"}, ALONE, "is not a place like node0:29400"),
+        ({"IPU_EMULATOR_RENDEZVOUS": "no.such.host.invalid:29400"}, ALONE, "name no.such.host.invalid is not known"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_in_a_sentence(environ, ranks, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        rendezvous.find_place(environ, ranks)
+
+
+def test_a_port_that_is_taken_is_named():
+    pytest.importorskip("horovod")
+    with socket.socket() as other:
+        other.bind((hosts.LOOPBACK, 0))
+        other.listen()
+        place = f"{hosts.LOOPBACK}:{other.getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=f"Port {other.getsockname()[1]} is taken"):
+            rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": place}, 0, 2)
+
+
+def test_an_instance_0_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.3)
+    with pytest.raises(RuntimeError, match=r"Instance 0 did not answer at 127\.0\.0\.1 port 1 within"):
+        rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": "127.0.0.1:1"}, 1, 2)

@@ -1,0 +1,53 @@
+"""A program of the device knows how long it waits for its input, and whether it does right now."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from tf_ipu_dp.emulator import infeeds
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_program_whose_input_does_not_come_says_that_it_waits(scope, replicas):
+    come, strategy = threading.Event(), scope(replicas)
+
+    def draw(number):
+        if number >= 2 * replicas:
+            come.wait(30)
+        return number
+
+    data = tf.data.Dataset.range(4 * replicas).map(lambda number: tf.py_function(draw, [number], tf.int64))
+
+    @tf.function
+    def program(iterator):
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(4):
+            total += tf.ensure_shape(next(iterator), [])
+        return total
+
+    running = threading.Thread(target=lambda: strategy.run(program, args=[iter(data)]))
+    assert not infeeds.is_waiting()
+    running.start()
+    deadline, seen = time.monotonic() + 20, 0
+    while seen < 20 and time.monotonic() < deadline:
+        seen = seen + 1 if infeeds.is_waiting() else 0
+        time.sleep(0.01)
+    come.set()
+    running.join(30)
+    assert seen == 20 and not infeeds.is_waiting()
+
+
+def test_a_program_whose_data_end_does_not_wait_for_ever(scope):
+    strategy = scope(1)
+
+    @tf.function
+    def program(iterator):
+        return next(iterator) + next(iterator)
+
+    with pytest.raises((tf.errors.OutOfRangeError, StopIteration)):
+        strategy.run(program, args=[iter(tf.data.Dataset.range(1).map(lambda n: tf.cast(n, tf.int32)))])
+    assert not infeeds.is_waiting()

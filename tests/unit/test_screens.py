@@ -1,0 +1,155 @@
+"""What the monitor shows, as whole text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_ipu_dp import activity, screens, telemetry
+
+IPU = telemetry.Ipu(
+    id=0, board_type="M2000", board_serial="0001", clock_mhz=1330.0, utilisation_pct=99.96,
+    session_utilisation_pct=87.5, power_w=40.94, board_power_w=114.7, board_temp_c=29.6, die_temp_c=31.24,
+    error_state="no errors", host_link_errors=0, link_errors=0, user="ann", pid=4711,
+)  # fmt: skip
+IDLE = dataclasses.replace(
+    IPU, id=1, utilisation_pct=0.0, session_utilisation_pct=0.0, power_w=None, die_temp_c=None, user=None, pid=None
+)
+SILENT = telemetry.Ipu(id=2, board_type="M2000", board_serial="0002", problem="link down")
+PROCESS = activity.Process(
+    pid=4711, user="ann", command="python -m tf_ipu_dp.train --ipus=1", elapsed_s=3725.0, ipus=(0,), state="running",
+    run_dir="/runs/a", run="a", instance=0, instances=2, phase="training", step=120, planned_steps=640,
+    samples_per_s=1842.4, waits_for="collective",
+)  # fmt: skip
+
+
+def snapshot(*ipus, processes=(PROCESS,), sdk="poplar", **others):
+    return activity.Snapshot(0.0, sdk, tuple(ipus), tuple(processes), **others)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_the_tables_read_like_this_in_a_pipe():
+    text = screens.render(snapshot(IPU, IDLE, SILENT), screens.Look(), {"a": "Held back by its input: 30 %."})
+    assert text == (
+        "3 IPUs (Poplar SDK), 1 in use, 1 free, 1 without an answer, those in use 100 % busy\n"
+        "\n"
+        "IPU  Board  Type   Clock MHz  Util %  Session %  Die C  Power W  Board C  Board W  Errors  Owner\n"
+        "  0  0001   M2000      1,330   100.0       87.5   31.2     40.9     29.6    114.7  none    ann 4711\n"
+        "  1                    1,330     0.0        0.0      -        -                    none    free\n"
+        "  2  0002   M2000          -       -          -      -        -        -        -  -       "
+        "no answer: link down\n"
+        "\n"
+        " PID  User      Time  IPUs  State     Run  Instance     Step  Samples/s  Waits for   Command\n"
+        "4711  ann   01:02:05  0     training  a      0 of 2  120/640      1,842  collective  "
+        "python -m tf_ipu_dp.train --ipus=1\n"
+        "\n"
+        "a: Held back by its input: 30 %.\n"
+        "IPU 2 does not answer: link down.\n"
+        "Power and temperature are reported only while an application runs.\n"
+    )
+
+
+def test_missing_power_of_an_ipu_in_use_is_explained():
+    text = screens.render(snapshot(dataclasses.replace(IPU, power_w=None)), screens.Look())
+    assert text.count("GCDA_MONITOR=1") == 1
+
+
+def test_the_emulator_says_so_and_why():
+    emulated = dataclasses.replace(IDLE, board_variant="emulated")
+    text = screens.render(snapshot(emulated, processes=(), sdk="emulator", note="no SDK"), screens.Look())
+    assert "Emulated: these IPUs are this host's CPU; no SDK.\n" in text and "GCDA" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "training"),
+        ({"state": "stale", "silent_s": 7.4}, "stale 7 s"),
+        ({"state": "gone"}, "gone"),
+        ({"phase": None}, "running"),
+    ],
+)
+def test_a_process_is_shown_in_its_state(changes, state):
+    text = screens.render(snapshot(IPU, processes=[dataclasses.replace(PROCESS, **changes)]), screens.Look())
+    assert re.search(rf"01:02:05  0 +{state} +a ", text)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_nothing_in_a_name_or_a_command_moves_the_cursor_or_hides(user, command):
+    process = dataclasses.replace(PROCESS, user=user, command=f"x{command}")
+    text = screens.render(snapshot(dataclasses.replace(IPU, user=user), processes=[process]), screens.Look())
+    assert all(each == "\n" or each.isprintable() for each in text)
+    assert len(text.splitlines()) == len(screens.render(snapshot(IPU), screens.Look()).splitlines())
+
+
+def test_control_characters_and_markup_are_shown_as_they_are_written():
+    process = dataclasses.replace(PROCESS, command="rm \x1b[31m[red]x[/red]\n\u202e")
+    assert "rm \\x1b[31m[red]x[/red]\\n\\u202e\n" in screens.render(snapshot(IPU, processes=[process]), screens.Look())
+
+
+def test_on_a_terminal_there_are_bars_and_colours_and_no_line_is_too_long():
+    text = screens.render(snapshot(IPU, IDLE, SILENT), screens.Look(width=120, bars=True, colour=True))
+    assert "\x1b[32m████████\x1b[0m" in text and max(map(len, plain(text).splitlines())) <= 120
+    narrow = plain(screens.render(snapshot(IPU, IDLE, SILENT), screens.Look(width=60, bars=True, colour=True)))
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert all(title in narrow for title in ("Util %", "Owner", "Step", "Waits for"))
+    ascii_only = screens.render(snapshot(IPU), screens.Look(width=120, bars=True, unicode=False))
+    assert ascii_only.isascii() and "########" in ascii_only
+
+
+def many(count, busy):
+    return [dataclasses.replace(IPU if n < busy else IDLE, id=n, board_serial=f"{n // 4:04d}") for n in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    width=st.integers(1, 250), height=st.integers(1, 100), count=st.sampled_from([1, 4, 64]), busy=st.integers(0, 64),
+    processes=st.integers(0, 6), unicode=st.booleans(),
+)  # fmt: skip
+def test_a_screen_has_exactly_its_height_and_never_more_than_its_width(width, height, count, busy, processes, unicode):
+    rows = [dataclasses.replace(PROCESS, pid=n, command="日本 " * 30) for n in range(processes)]
+    history = {n: [50.0, None, 100.0] for n in range(count)}
+    look = screens.Look(width=width, bars=True, unicode=unicode)
+    shown = screens.render_screen(
+        snapshot(*many(count, busy), processes=rows), look, height, history, "q quit", {"a": "Held back."}
+    )
+    assert len(shown) == max(height, 4) and shown[-1].startswith("q quit")
+    if unicode:
+        assert max(map(screens.cell_width, shown)) <= max(width, 20)
+
+
+def test_a_small_screen_shows_every_busy_ipu_and_names_the_free_ones():
+    rows = screens.render_screen(snapshot(*many(64, 8)), screens.Look(120), 30, {0: [1.0]}, "", {})
+    assert "free: IPU 8-63" in rows and any(row.startswith("  7 ") for row in rows)
+    grid = screens.render_screen(snapshot(*many(64, 64)), screens.Look(120), 30, {}, "", {})
+    assert {int(each) for each in re.findall(r"(\d+) +\d+\.\d\b", "\n".join(grid[2:]))} >= set(range(64))
+    hopeless = screens.render_screen(snapshot(*many(64, 64)), screens.Look(20), 8, {}, "", {})
+    assert hopeless[2] == "The terminal is too~"
+
+
+def test_a_sparkline_has_a_character_per_sample():
+    assert screens.sparkline([0.0, 50.0, None, 100.0, 130.0]).lstrip() == "▁▅ ██"
+    assert len(screens.sparkline([1.0] * 500)) == len(screens.sparkline([]))
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_of_ids_can_be_read_back(ids):
+    found = set()
+    for part in filter(None, screens.id_ranges(ids).split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    assert found == ids
+
+
+def test_health_is_told_with_the_event():
+    assert screens.render_health(["IPU 3: parity"], {"severity": "error", "pid": "1"}, "/e", 4, False) == (
+        "wrong  IPU 3: parity\n\nLast application event\n  severity  error\n  pid       1\n"
+    )
+    assert screens.render_health([], {}, None, 1, True).startswith("1 IPU checked, nothing is wrong.\n")

@@ -1,0 +1,261 @@
+"""Instances that begin with TensorFlow already there: imported once, then forked, in place of one import for each.
+
+Importing takes seconds of a core, which instances on one host would all spend at the same time. A fork looks to the
+program like a fresh Python that was started with its words and variables: its own session, streams, arguments, path and
+signals, the right words in the list of processes, its exit handlers run at the end. Where that is not possible (another
+Python, options, a start-up hook of the user's, a program without TensorFlow) the program is started as usual. Linux
+only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import fcntl
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import types
+from pathlib import Path
+from typing import IO, Any, Callable, List, Mapping, NoReturn, Optional, Sequence
+
+ASKED = "IPU_EMULATOR_PRELOAD"
+_PRELOADED = (
+    "tensorflow", "tensorflow.keras", "horovod.tensorflow", "tf_ipu_dp.emulator.popdist.tensorflow",
+    "tf_ipu_dp.emulator.ipu", "tf_ipu_dp.emulator.keras_models", "tf_ipu_dp.emulator.execution",
+    "tf_ipu_dp.emulator.ipu.distributed.popdist_strategy",
+)  # fmt: skip
+# What the libraries read as they are imported. It is the same for all instances of a host.
+_READ_EARLY = ("OMP_", "KMP_", "MKL_", "OPENBLAS_", "TF_", "HOROVOD_", "PYTHON", "LD_", "CUDA_")
+_OUR_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+_SHOWN_FIRST = ("IPU_EMULATOR_", "POPDIST_")
+_OF_AN_INSTANCE = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
+
+
+class Fork:
+    """A child that runs a program; what of `subprocess.Popen` a group of processes needs."""
+
+    def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self.returncode: Optional[int] = None
+
+    def wait(self) -> int:
+        """Returns how the child ended: its exit status, or the negative number of a signal."""
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return self.returncode
+
+
+def are_possible(words: Sequence[str], environs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether these instances of a program can be forks: they gain from it, and would not see a difference."""
+    if len(environs) < 2 or sys.platform != "linux" or os.environ.get(ASKED) == "0" or environs[0].get(ASKED) == "0":
+        return False
+    early = [{name: environ.get(name) for name in environ if _is_read_early(name)} for environ in environs]
+    return (
+        all(each == early[0] for each in early)
+        and _is_this_python(words[0], environs[0].get("PATH", ""))
+        and "tensorflow" in _program_text(words[1:]).lower()
+        and not _has_a_hook(environs[0].get("PYTHONPATH", ""))
+    )
+
+
+def preload(environ: Mapping[str, str]) -> bool:
+    """Imports what the instances will need, as the first of them would; returns whether that could be done."""
+    for name in list(os.environ):
+        if _is_read_early(name):
+            del os.environ[name]
+    os.environ.update({name: value for name, value in environ.items() if _is_read_early(name)})
+    own = os.dup(2)
+    try:
+        # TensorFlow greets, and would do so here for all.
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), 2)
+
+        from tf_ipu_dp import emulator
+
+        emulator.install()
+        for name in _PRELOADED:
+            importlib.import_module(name)
+    except Exception:  # the program will fail with it in its own words
+        return False
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+    # Its eager context brings threads, which no fork keeps: who has one was not only imported.
+    context = sys.modules["tensorflow.python.eager.context"]
+    return context.context()._context_handle is None
+
+
+def fork(
+    words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], make_ready: Callable[[], None]
+) -> Fork:
+    """Starts the program in a child. `make_ready` is called there first."""
+    pipes = [os.pipe(), os.pipe()]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            make_ready()
+            _become(words, environ, directory, pipes[0][1], pipes[1][1])
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    for _, writing in pipes:
+        os.close(writing)
+    return Fork(pid, *(os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes))
+
+
+def _is_read_early(name: str) -> bool:
+    return name.startswith(_READ_EARLY) and name not in _OF_AN_INSTANCE
+
+
+def _is_this_python(word: str, path: str) -> bool:
+    found = shutil.which(word, path=path)
+    # Within one environment python, python3 and python3.11 are the same; between environments the links differ.
+    return (
+        found is not None
+        and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+        and (Path(found).resolve() == Path(sys.executable).resolve())
+    )
+
+
+def _program_text(words: Sequence[str]) -> str:
+    """Returns the program's source, or nothing where it is not one that can be run here."""
+    try:
+        if words[0] == "-c":
+            return words[1]
+        if words[0] == "-m":
+            found = importlib.machinery.PathFinder.find_spec(words[1].split(".")[0], [str(Path.cwd()), *sys.path])
+            if found is None:
+                return ""
+            spec = importlib.util.find_spec(words[1])
+            return Path(spec.origin).read_text(encoding="utf-8", errors="replace") if spec and spec.origin else ""
+        return Path(words[0]).read_text(encoding="utf-8", errors="replace") if words[0].endswith(".py") else ""
+    except (IndexError, OSError, ImportError, ValueError):
+        return ""
+
+
+def _has_a_hook(path: str) -> bool:
+    """Whether the user's own Python would do something at its start that a fork does not."""
+    own = str(Path(__file__).resolve().parent / "start")
+    places = [place for place in [*path.split(os.pathsep), *sys.path] if place and place != own]
+    return any(importlib.machinery.PathFinder.find_spec(name, places) for name in ("sitecustomize", "usercustomize"))
+
+
+def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], out: int, err: int) -> NoReturn:
+    """Turns this child into the program."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, handle in enumerate((null, out, err)):
+        os.dup2(handle, number)
+    _close_what_exec_would()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if directory is not None:
+        os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _writer(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _writer(2)  # type: ignore[misc]
+    for place in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if place and place not in sys.path:
+            sys.path.insert(1, place)
+    _show_process(words, environ)
+    code = 0
+    try:
+        _run(list(words[1:]))
+    except SystemExit as error:
+        code = _exit_code(error)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 128 + signal.SIGINT
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FRAMES:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        code = 1
+    # As the interpreter does it when it ends.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120
+    os._exit(code)
+
+
+def _run(words: List[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins)
+    sys.modules["__main__"] = module
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path[0] = ""
+        exec(compile(words[1], "<string>", "exec"), module.__dict__)
+        return
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    module.__dict__.update(__file__=words[0])
+    exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), module.__dict__)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _writer(number: int) -> Any:
+    """Returns a stream that keeps nothing back, as with PYTHONUNBUFFERED."""
+    raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
+    errors = "strict" if number == 1 else "backslashreplace"
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
+
+
+def _close_what_exec_would() -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        handle = int(name)
+        if handle > 2:
+            try:
+                if fcntl.fcntl(handle, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                    os.close(handle)
+            except OSError:  # the one that listed them
+                pass
+
+
+def _show_process(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Shows the program's words and variables in /proc as if it had been started with them, as far as there is room.
+
+    The memory is where the parent's own were when it was started; nothing refers to it any more.
+    """
+    variables = [f"{name}={value}" for name, value in environ.items()]
+    variables.sort(key=lambda each: not each.startswith(_SHOWN_FIRST))
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        for place, texts in ((45, words), (47, variables)):
+            start, end = int(fields[place]), int(fields[place + 1])
+            room = end - start
+            content = b"\0".join(os.fsencode(text) for text in texts)[: room - 1]
+            ctypes.memmove(start, content.ljust(room, b"\0"), room)
+    except (OSError, IndexError, ValueError):
+        pass

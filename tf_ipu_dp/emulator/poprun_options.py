@@ -1,0 +1,313 @@
+"""The options of poprun: words in, a frozen record out, with the sentences for what cannot be. Reads config files.
+
+Booleans take yes or no, 1 or 0, on or off, and mean yes when nothing of that follows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+_YES_OR_NO = {"1": True, "yes": True, "on": True, "true": True, "0": False, "no": False, "off": False, "false": False}
+_MOST_HOSTS = 4096
+
+
+class OptionError(ValueError):
+    """The options cannot be understood, or describe a job that cannot be. The text is shown to the user as is."""
+
+
+class Option(NamedTuple):
+    """One option: its kind is a metavariable, or None for a boolean."""
+
+    name: str
+    kind: Optional[str]
+    text: str
+    effect: bool = True  # whether it changes anything on emulated IPUs
+
+
+OPTIONS: Dict[str, Tuple[Option, ...]] = {
+    "The job": (
+        Option("num-replicas", "N", "Replicas of the model in the whole job. Default: 1."),
+        Option("num-instances", "N", "Processes, to which the replicas are dealt evenly. Default: 1."),
+        Option("ipus-per-replica", "N", "IPUs that one replica spans. Default: 1."),
+        Option("executable-cache-path", "DIR", "Handed to the program as POPDIST_EXECUTABLE_CACHE_PATH."),
+    ),
+    "Hosts": (
+        Option(
+            "host", "LIST",
+            "Where the instances run, dealt evenly in blocks: h0,h1 or h[0-2,4]; also -H. Default: here. Other "
+            "machines are reached through ssh, or through the command that --mca plm_rsh_agent CMD in "
+            "--mpi-global-args or the variable OMPI_MCA_plm_rsh_agent names, and need the same directory and the same "
+            "Python at the same places.",
+        ),
+        Option("host-subnet", "CIDR", "The network that the instances talk over, like 10.1.0.0/16."),
+        Option("process-placement", "spreadnuma|disabled", "Keeps each instance on a NUMA node. Default: spreadnuma."),
+        Option("numa-aware", None, "The older name of the same."),
+        Option(
+            "mpi-local-args", "ARGS",
+            "For mpirun; of these, -x NAME and -x NAME=VALUE hand variables to the instances.",
+        ),
+        Option("mpi-global-args", "ARGS", "The same, with --mca plm_rsh_agent CMD and --mca btl_tcp_if_include CIDR."),
+    ),
+    "Output": (
+        Option("only-output-from-instance", "N", "Hides what the others print, but for the last lines of a failure."),
+        Option("print-topology", None, "Shows hosts, instances, replicas and IPUs in a table first."),
+        Option("verbose", None, "Also -v: shows the commands and variables of the instances, and the exit code."),
+        Option("help", None, "Also -h: shows this."),
+        Option("version", None, "Shows the version."),
+        Option("version-format", "FORMAT", "Shows it as text or json."),
+    ),
+    "Options in files": (
+        Option("import-config", "FILE", "Takes options and program from a file; the command line goes before it."),
+        Option("export-config", "FILE", "Writes them to a file, and goes on."),
+        Option("overwrite-config", None, "Lets --export-config replace a file."),
+    ),
+    "About V-IPU partitions and set-up: accepted, without effect on emulated IPUs": (
+        Option("num-ilds", "N", "IPU-Link domains; shown in the topology. Default: 1."),
+        Option("offline-mode", None, "Starts the instances even if the partition is too small."),
+        Option("vipu-server-host", "HOST", "Handed to the program as IPUOF_VIPU_API_HOST.", False),
+        Option("vipu-server-port", "PORT", "Handed to the program as IPUOF_VIPU_API_PORT.", False),
+        Option("vipu-server-timeout", "S", "Handed to the program as IPUOF_VIPU_API_TIMEOUT.", False),
+        Option("vipu-partition", "NAME", "Handed to the program as IPUOF_VIPU_API_PARTITION_ID.", False),
+        Option("vipu-partition-attempts", "N", "", False),
+        Option("vipu-cluster", "NAME", "", False),
+        Option("vipu-allocation", "NAME", "", False),
+        Option("update-partition", None, "", False),
+        Option("reset-partition", None, "", False),
+        Option("remove-partition", None, "", False),
+        Option("allow-run-as-root", None, "Root may start it anyway."),
+        Option("synchronise-python-venv", None, "", False),
+        Option("synchronise-poplar-sdk", None, "", False),
+        Option("distribute-ssh-key", None, "", False),
+    ),
+}  # fmt: skip
+_BY_NAME = {option.name: option for options in OPTIONS.values() for option in options}
+_SHORT = {"-H": "host", "-v": "verbose", "-h": "help"}
+# Of one call, not of a job.
+_NOT_EXPORTED = ("help", "version", "version-format", "import-config", "export-config", "overwrite-config")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What was asked for, and the program."""
+
+    given: Mapping[str, Any]
+    program: Sequence[str]
+
+    def text(self, name: str, default: str = "") -> str:
+        """Returns an option as it was written."""
+        return str(self.given.get(name, default))
+
+    def says(self, name: str) -> Optional[bool]:
+        """Returns a boolean, or None if it was not given."""
+        return self.given.get(name)
+
+    def number(self, name: str, default: Optional[int], least: int = 1) -> Optional[int]:
+        """Returns a whole number."""
+        if name not in self.given:
+            return default
+        text = str(self.given[name]).strip()
+        if not re.fullmatch(r"-?[0-9]{1,7}", text):
+            raise OptionError(f"--{name} {text} is not a whole number.")
+        if int(text) < least:
+            raise OptionError(f"--{name} {text} is less than {least}. Use --{name} {least} or more.")
+        return int(text)
+
+    def hosts(self) -> List[str]:
+        """Returns the names of the hosts; none means this one."""
+        return expand_hosts(self.given["host"]) if "host" in self.given else []
+
+    def without_effect(self) -> List[str]:
+        """Returns the options that change nothing here."""
+        return [f"--{name}" for name in self.given if not _BY_NAME[name].effect]
+
+    def mpi(self) -> MpiArguments:
+        """Returns what mpirun would have been told."""
+        return read_mpi_arguments(self.text("mpi-global-args"), self.text("mpi-local-args"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MpiArguments:
+    """What is understood of mpirun's arguments."""
+
+    variables: Mapping[str, Optional[str]]  # to hand on; None for the value that they have here
+    remote_shell: Optional[str]
+    subnet: Optional[str]
+    rest: Sequence[str]
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Reads the options up to the first word that is none, where the program begins."""
+    given: Dict[str, Any] = {}
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        if re.fullmatch("-v+", word):
+            given["verbose"] = True
+            continue
+        name, equals, value = _split(word)
+        option = _BY_NAME[name]
+        if option.kind is None:
+            follows = left and left[0].lower() in _YES_OR_NO and name not in ("verbose", "help", "version")
+            text = value if equals else left.pop(0) if follows else "yes"
+            given[name] = _read_boolean(name, text)
+        elif equals:
+            given[name] = value
+        elif left:
+            given[name] = left.pop(0)
+        else:
+            raise OptionError(f"--{name} needs a value: --{name} {option.kind}.")
+    program = left[1:] if left[:1] == ["--"] else left
+    if "import-config" in given:
+        before, usual = _import(given["import-config"])
+        given, program = {**before, **given}, program or usual
+    return Options(given, program)
+
+
+def export(options: Options) -> None:
+    """Writes the options and the program to the file that they name, if they name one."""
+    if "export-config" not in options.given:
+        return
+    path = Path(options.text("export-config"))
+    kept = {name: value for name, value in options.given.items() if name not in _NOT_EXPORTED}
+    text = json.dumps({"options": kept, "program": list(options.program)}, indent=2) + "\n"
+    try:
+        with path.open("w" if options.says("overwrite-config") else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise OptionError(f"--export-config {path} is there already. Add --overwrite-config yes.") from None
+    except OSError as error:
+        raise OptionError(f"--export-config {path} cannot be written ({error.strerror}).") from error
+
+
+def expand_hosts(text: str) -> List[str]:
+    """Returns the names in a list like a,b or h[0-2,4]; leading zeros stay."""
+    names: List[str] = []
+    for part in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):
+        names.extend(_expand(part, text))
+        if len(names) > _MOST_HOSTS:
+            raise OptionError(f"--host {text} names more than {_MOST_HOSTS} hosts.")
+    if not names:
+        raise OptionError(f"--host {text!r} names no host. Use --host localhost, or h0,h1 or h[0-2,4].")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"--host {text} names {twice} twice. Name it once, and use more --num-instances.")
+    odd = next((name for name in names if not re.fullmatch(r"[\w.:%@-]+", name) or name.startswith("-")), None)
+    if odd is not None:
+        raise OptionError(f"--host {text}: {odd!r} is not the name of a host.")
+    return names
+
+
+def read_mpi_arguments(*texts: str) -> MpiArguments:
+    """Picks out of mpirun's arguments what has a meaning without mpirun."""
+    variables: Dict[str, Optional[str]] = {}
+    mca: Dict[str, str] = {}
+    rest: List[str] = []
+    for text in texts:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise OptionError(f"The arguments for mpirun {text!r} cannot be read: {error}.") from error
+        while words:
+            word = words.pop(0)
+            if word == "-x" and words:
+                name, equals, value = words.pop(0).partition("=")
+                variables[name] = value if equals else None
+            elif word in ("--mca", "-mca") and len(words) >= 2:
+                name, value, *words = words
+                mca[name] = value
+            elif word not in ("--tag-output", "--allow-run-as-root"):
+                rest.append(word)
+    rest += [f"--mca {name} {value}" for name, value in mca.items() if name not in _MCA]
+    networks = [mca[name] for name in ("btl_tcp_if_include", "oob_tcp_if_include") if "/" in mca.get(name, "")]
+    return MpiArguments(variables, mca.get("plm_rsh_agent"), networks[0] if networks else None, rest)
+
+
+_MCA = ("plm_rsh_agent", "btl_tcp_if_include", "oob_tcp_if_include")
+
+
+def render_help(columns: int) -> str:
+    """Returns the text of --help."""
+    width = max(40, min(columns, 110))
+    lines = [
+        "usage: python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]",
+        "",
+        *textwrap.wrap(
+            "Stands in for the Poplar SDK's poprun: starts a program as several instances, each with poprun's "
+            "variables and with the emulator in place of the SDK, connected through Horovod. Lines of output carry "
+            "their instance. The first instance that fails ends the others, and its exit status is poprun's.",
+            width,
+        ),
+        "",
+        "  poprun --num-instances 2 --num-replicas 4 python3 program.py --its-own=flags",
+        "  poprun --host node[0-1] --num-instances 4 --num-replicas 8 python3 program.py",
+    ]
+    for title, options in OPTIONS.items():
+        lines += ["", f"{title}:"]
+        silent = [option for option in options if not option.text]
+        for option in options:
+            if option.text:
+                lines.append(f"  --{option.name} {option.kind or 'yes|no'}")
+                lines += textwrap.wrap(option.text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        if silent:
+            names = ", ".join(f"--{option.name}" for option in silent)
+            lines += textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
+
+
+def _split(word: str) -> Tuple[str, str, str]:
+    name, equals, value = word.partition("=")
+    known = _SHORT.get(name) or (name[2:] if name.startswith("--") else "")
+    if known not in _BY_NAME:
+        every = [f"--{each}" for each in _BY_NAME]
+        near = difflib.get_close_matches(name, [*every, *_SHORT], 1, 0.5)
+        advice = f"Did you mean {near[0]}?" if near else "See --help."
+        raise OptionError(f"There is no option {name}. {advice}")
+    return known, equals, value
+
+
+def _read_boolean(name: str, text: str) -> bool:
+    if text.lower() not in _YES_OR_NO:
+        raise OptionError(f"--{name} {text} is neither yes nor no.")
+    return _YES_OR_NO[text.lower()]
+
+
+def _import(path: str) -> Tuple[Dict[str, Any], List[str]]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        options, program = dict(content["options"]), [str(word) for word in content.get("program", [])]
+    except OSError as error:
+        raise OptionError(f"--import-config {path} cannot be read ({error.strerror}).") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise OptionError(f"--import-config {path} is not a file that --export-config wrote.") from error
+    given: Dict[str, Any] = {}
+    for name, value in options.items():
+        known, _, _ = _split(f"--{name}")
+        boolean = _BY_NAME[known].kind is None
+        given[known] = _read_boolean(known, str(value)) if boolean else str(value)
+    return given, program
+
+
+def _expand(part: str, whole: str) -> List[str]:
+    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\](.*)", part)
+    if match is None:
+        if "[" in part or "]" in part:
+            raise OptionError(f"--host {whole} has a bracket too many or too few. Write h[0-2,4].")
+        return [part]
+    head, ranges, tail = match.groups()
+    numbers: List[str] = []
+    for each in ranges.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", each)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise OptionError(f"--host {whole}: {each!r} is not a range like 0-2.")
+        first, last = found[1], found[2] or found[1]
+        if int(last) - int(first) > _MOST_HOSTS:
+            raise OptionError(f"--host {whole} names more than {_MOST_HOSTS} hosts.")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return [head + number + rest for number in numbers for rest in _expand(tail, whole)]

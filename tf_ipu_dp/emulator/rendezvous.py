@@ -1,0 +1,161 @@
+"""Where the processes of a job find each other: Horovod's own server, started by poprun or by instance 0.
+
+poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
+rank and size: then instance 0 serves, at a place that all can work out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import threading
+import time
+import zlib
+from typing import Any, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
+
+from tf_ipu_dp.emulator import hosts
+
+PLACE = "IPU_EMULATOR_RENDEZVOUS"
+_PATIENCE_S = 60.0
+_FIRST_PORT, _PORTS = 15_000, 17_000  # below those that systems hand out
+# The names that launchers have for the same thing, the more specific ones first.
+_NAMES = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+    "LOCAL_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"),
+    "CROSS_RANK": ("SLURM_NODEID",),
+}
+_JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+
+
+class Server:
+    """Horovod's server, in a thread of this process."""
+
+    def __init__(self, slots: Sequence[Tuple[str, int]], address: str, port: int = 0) -> None:
+        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+        class Quiet(RendezvousHTTPServer):  # type: ignore[misc]
+            request_queue_size = 1024  # all instances come at once
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Says nothing about somebody who hangs up."""
+
+        self._server = Quiet((address, port), RendezvousHandler, 0)
+        infos = [HostInfo(host, count) for host, count in slots]
+        self._server.init(get_host_assignments(infos, sum(count for _, count in slots)))
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def stop(self) -> None:
+        """Closes the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def variables(address: str, port: int, interface: str, host: str) -> Dict[str, str]:
+    """Returns what Horovod asks of the environment to find the server."""
+    return {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+def complete(environ: MutableMapping[str, str], instance: int, instances: int) -> Optional[Server]:
+    """Adds what Horovod needs to the environment of an instance whose launcher has not; instance 0 gets the server."""
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
+        return None
+    ranks = find_ranks(environ, instance, instances)
+    address, port = find_place(environ, ranks)
+    server = None
+    if ranks["RANK"] == 0:
+        slots = [(str(host), ranks["LOCAL_SIZE"]) for host in range(ranks["CROSS_SIZE"])]
+        bound = hosts.LOOPBACK if address == hosts.LOOPBACK else ""
+        try:
+            server = Server(slots, bound, port)
+        except OSError as error:
+            taken = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise RuntimeError(f"Port {port} {taken}. Set {PLACE}={address}:PORT to another.") from error
+    else:
+        _wait_for(address, port)
+    for name, value in ranks.items():
+        environ.setdefault(f"HOROVOD_{name}", str(value))
+    found = variables(address, port, _interface_towards(address), str(ranks["CROSS_RANK"]))
+    for name, text in found.items():
+        environ.setdefault(name, text)
+    return server
+
+
+def find_ranks(environ: Mapping[str, str], instance: int, instances: int) -> Dict[str, int]:
+    """Returns rank, size and so on from whatever launcher has told them; else all are on this host."""
+    ranks = {"RANK": instance, "SIZE": instances}
+    for name, theirs in _NAMES.items():
+        for each in (f"HOROVOD_{name}", *theirs):
+            number = re.match("[0-9]+", environ.get(each, ""))  # Slurm writes 2(x3) for 2 on each of 3 hosts
+            if number:
+                ranks[name] = int(number[0])
+                break
+    ranks.setdefault("LOCAL_SIZE", ranks["SIZE"])
+    if ranks["SIZE"] % ranks["LOCAL_SIZE"]:
+        raise RuntimeError(
+            f"{ranks['SIZE']} instances with {ranks['LOCAL_SIZE']} on this host are not dealt evenly. "
+            "Start as many on every host."
+        )
+    ranks.setdefault("LOCAL_RANK", ranks["RANK"] % ranks["LOCAL_SIZE"])
+    ranks.setdefault("CROSS_RANK", ranks["RANK"] // ranks["LOCAL_SIZE"])
+    ranks["CROSS_SIZE"] = ranks["SIZE"] // ranks["LOCAL_SIZE"]
+    return ranks
+
+
+def find_place(environ: Mapping[str, str], ranks: Mapping[str, int]) -> Tuple[str, int]:
+    """Returns address and port of the server: as the user says, or on this host, different for every job."""
+    asked = environ.get(PLACE, "")
+    if asked:
+        host, _, port = asked.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise RuntimeError(f"{PLACE}={asked} is not a place like node0:29400.")
+        try:
+            return socket.gethostbyname(host), int(port)
+        except OSError as error:
+            raise RuntimeError(f"{PLACE}={asked}: the name {host} is not known ({error.strerror}).") from error
+    if ranks["CROSS_SIZE"] > 1:
+        raise RuntimeError(
+            f"The {ranks['SIZE']} instances are on {ranks['CROSS_SIZE']} hosts and cannot find each other. "
+            f"Set {PLACE}=HOST:PORT on all of them, with the host of instance 0 and a free port."
+        )
+    job = "/".join(environ[name] for name in _JOBS if name in environ) or f"children of {os.getppid()}"
+    return hosts.LOOPBACK, _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+
+
+def _wait_for(address: str, port: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with contextlib.closing(socket.create_connection((address, port), timeout=5.0)):
+                return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RuntimeError(
+                    f"Instance 0 did not answer at {address} port {port} within {_PATIENCE_S:.0f} s "
+                    f"({error.strerror or error}). See why it has not started, or set {PLACE}=HOST:PORT."
+                ) from error
+        time.sleep(0.1)
+
+
+def _interface_towards(address: str) -> str:
+    if address.startswith("127."):
+        return "lo"
+    own = hosts.address_towards(address, address)
+    return next((each.name for each in hosts.read_interfaces() if each.address == own), "lo")

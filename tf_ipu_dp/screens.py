@@ -1,0 +1,463 @@
+"""What the monitor shows: a snapshot as tables, or as a screen of a given size. Pure: lines of text out.
+
+Texts from outside are shown with their control characters escaped. A dash is what is not known; the reason is below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.activity import GONE, RUNNING, STALE, Process, Snapshot
+from tf_ipu_dp.telemetry import Ipu
+
+Span = Tuple[str, str]  # a text and its style
+Line = List[Span]
+History = Mapping[int, Sequence[Optional[float]]]
+
+PLAIN, BOLD, DIM, GOOD, WARN, BAD = "", "1", "2", "32", "33", "31"
+_GAP = 2
+_BAR = 8
+_BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
+_SPARK = 20
+_MOST_REASONS = 3
+_LEAST_WIDTH, _LEAST_HEIGHT = 20, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How to draw: in how many columns (None: as many as it takes), with bars, with colours, beyond ASCII."""
+
+    width: Optional[int] = None
+    bars: bool = False
+    colour: bool = False
+    unicode: bool = True
+
+
+@dataclasses.dataclass
+class _Column:
+    """One column. Where the width does not suffice, those that tell nothing are left out first, then by rank."""
+
+    title: str
+    cells: List[Line]
+    right: bool = True
+    rank: int = 0
+
+    @property
+    def unknown(self) -> bool:
+        return all(text in ("-", "") for cell in self.cells for text, _ in cell)
+
+    @property
+    def width(self) -> int:
+        return max([cell_width(self.title), *(line_width(cell) for cell in self.cells)])
+
+
+def render(snapshot: Snapshot, look: Look, verdicts: Optional[Mapping[str, str]] = None) -> str:
+    """Returns all there is to show, one table below the other; `verdicts` are sentences about runs, by their names."""
+    blocks = [
+        [[(_headline(snapshot), BOLD)]],
+        _ipu_table(snapshot.ipus, look, {}),
+        _process_table(snapshot.processes, look),
+        [line for each in [*_sentences(verdicts or {}), *_notes(snapshot)] for line in _wrapped(each, look.width)],
+    ]
+    return "\n".join(_painted(block, look) for block in blocks if block)
+
+
+def render_screen(
+    snapshot: Snapshot, look: Look, height: int, history: History, footer: str, verdicts: Mapping[str, str]
+) -> List[str]:
+    """Returns at most `height` lines of at most the look's width: as much detail as there is room for."""
+    width = max(look.width or 80, _LEAST_WIDTH)
+    look = dataclasses.replace(look, width=width)
+    height = max(height, _LEAST_HEIGHT)
+    told = [line for each in _sentences(verdicts) for line in _wrapped(each, width)]
+    notes = [line for each in _notes(snapshot) for line in _wrapped(each, width)]
+    processes = _process_table(snapshot.processes, look)
+    below: List[List[Line]] = [
+        [[], *processes, [], *told, *notes],
+        [[], *processes, [], *told],
+        [[], *processes[: max(height // 4, 2)]],
+        [],
+    ]
+    head: List[Line] = [[(_headline(snapshot), BOLD)], []]
+    room = height - len(head) - 1
+    ipus: List[Line] = [[("The terminal is too small for so many IPUs; --json has them all.", WARN)]]
+    extras: List[Line] = []
+    for drawn, rest in _layouts(snapshot.ipus, look, history, below):
+        if len(drawn) + len(rest) <= room:
+            ipus, extras = drawn, rest
+            break
+    lines = [*head, *ipus, *extras][: height - 1]
+    lines += [[] for _ in range(height - 1 - len(lines))]
+    return _painted([*lines, [(footer, DIM)]], look).split("\n")[:-1]
+
+
+def render_health(
+    faults: Sequence[str], event: Mapping[str, str], path: Optional[str], checked: int, emulated: bool
+) -> str:
+    """Returns the faults, or that there are none, and the last event of an application."""
+    lines = [f"wrong  {printable(fault)}" for fault in faults]
+    if not faults:
+        lines.append(f"{cli.count(checked, 'IPU')} checked, nothing is wrong.")
+    if event:
+        width = max(map(cell_width, event))
+        lines += ["", "Last application event"]
+        lines += [f"  {printable(key):<{width}}  {printable(value)}" for key, value in event.items()]
+    elif path:
+        lines.append(f"No application has left an event in {printable(path)}.")
+    else:
+        lines.append("Events of applications are kept where IPU_APP_EVENT_RECORD_PATH says; it is not set here.")
+    if emulated:
+        lines.append("Emulated: these IPUs are this host's CPU.")
+    return "\n".join(lines) + "\n"
+
+
+def printable(text: str) -> str:
+    """Returns a text in which nothing moves the cursor, changes colours or hides."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text
+    )
+
+
+def id_ranges(ids: Iterable[int]) -> str:
+    """Returns `0-3,8` for 0, 1, 2, 3 and 8."""
+    ranges: List[List[int]] = []
+    for number in sorted(set(ids)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def duration(seconds: float) -> str:
+    """Returns `00:00:42`, `13:05:00` or `2d 03:00`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02d}:{minutes:02d}" if days else f"{hours:02d}:{minutes:02d}:{rest:02d}"
+
+
+def sparkline(values: Sequence[Optional[float]], unicode: bool = True) -> str:
+    """Returns one character per percentage, the newest last; a blank where it is not known."""
+    blocks = _BLOCKS if unicode else _ASCII_BLOCKS
+    return "".join(
+        " " if value is None else blocks[min(7, max(0, int(value * 8 / 100)))] for value in values[-_SPARK:]
+    ).rjust(_SPARK)
+
+
+def cell_width(text: str) -> int:
+    """Returns how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+    )
+
+
+def line_width(line: Line) -> int:
+    """Returns how many columns a line takes."""
+    return sum(cell_width(text) for text, _ in line)
+
+
+def _headline(snapshot: Snapshot) -> str:
+    ipus = snapshot.ipus
+    title = {"poplar": "Poplar SDK", "emulator": "emulated"}.get(snapshot.sdk, snapshot.sdk)
+    silent = sum(ipu.problem is not None for ipu in ipus)
+    used = len(ipus) - len(snapshot.free) - silent
+    parts = [f"{cli.count(len(ipus), 'IPU')} ({title})", f"{used} in use", f"{len(snapshot.free)} free"]
+    parts += [f"{silent} without an answer"] if silent else []
+    known = [ipu.utilisation_pct for ipu in ipus if ipu.pid and ipu.utilisation_pct is not None]
+    parts += [f"those in use {sum(known) / len(known):.0f} % busy"] if known else []
+    return ", ".join(parts)
+
+
+def _ipu_table(ipus: Sequence[Ipu], look: Look, history: History) -> List[Line]:
+    if not ipus:
+        return []
+    first = _first_of_boards(ipus)
+    blocks = look.unicode
+
+    def once(values: Sequence[Line]) -> List[Line]:
+        return [value if own else [("", PLAIN)] for value, own in zip(values, first)]
+
+    columns = [
+        _Column("IPU", [[_text(ipu.id)] for ipu in ipus]),
+        _Column("Board", once([[_text(ipu.board_serial)] for ipu in ipus]), right=False, rank=3),
+        _Column("Type", once([[_text(ipu.board_type)] for ipu in ipus]), right=False, rank=7),
+        _Column("Clock MHz", [[_number(ipu.clock_mhz, 0)] for ipu in ipus], rank=6),
+        _Column("Util %", [[_utilisation(ipu.utilisation_pct)] for ipu in ipus]),
+    ]
+    if look.bars:
+        columns.append(_Column("", [[_bar(ipu.utilisation_pct, blocks)] for ipu in ipus], right=False, rank=5))
+    if history:
+        sparks = [[(sparkline(history.get(-1 if ipu.id is None else ipu.id, ()), blocks), GOOD)] for ipu in ipus]
+        columns.append(_Column("Util so far", sparks, right=False, rank=1))
+    columns.append(_Column("Session %", [[_number(ipu.session_utilisation_pct, 1)] for ipu in ipus], rank=2))
+    if any(ipu.input_wait_pct is not None for ipu in ipus):
+        waits = [[_number(ipu.input_wait_pct, 1) if ipu.pid else ("", PLAIN)] for ipu in ipus]
+        columns.append(_Column("Input %", waits, rank=2))
+    columns += [
+        _Column("Die C", [[_number(ipu.die_temp_c, 1)] for ipu in ipus], rank=4),
+        _Column("Power W", [[_number(ipu.power_w, 1)] for ipu in ipus], rank=4),
+        _Column("Board C", once([[_number(ipu.board_temp_c, 1)] for ipu in ipus]), rank=4),
+        _Column("Board W", once([[_number(ipu.board_power_w, 1)] for ipu in ipus]), rank=4),
+        _Column("Errors", [[_errors(ipu)] for ipu in ipus], right=False, rank=1),
+        _Column("Owner", [[_owner(ipu)] for ipu in ipus], right=False),
+    ]
+    return _table(columns, look)
+
+
+def _process_table(processes: Sequence[Process], look: Look) -> List[Line]:
+    if not processes:
+        return []
+    columns = [
+        _Column("PID", [[_text(each.pid)] for each in processes]),
+        _Column("User", [[_text(each.user)] for each in processes], right=False, rank=3),
+        _Column("Time", [[_text(each.elapsed_s, duration)] for each in processes], rank=2),
+        _Column("IPUs", [[_text(id_ranges(each.ipus) or None)] for each in processes], right=False),
+        _Column("State", [[_state(each)] for each in processes], right=False),
+        _Column("Run", [[_text(each.run)] for each in processes], right=False, rank=1),
+        _Column("Instance", [[_share(each.instance, each.instances, "of")] for each in processes], rank=4),
+        _Column("Step", [[_share(each.step, each.planned_steps, "/")] for each in processes]),
+        _Column("Samples/s", [[_number(each.samples_per_s, 0)] for each in processes]),
+        _Column("Waits for", [[_waits(each)] for each in processes], right=False),
+        _Column("Command", [[_text(each.command)] for each in processes], right=False),
+    ]
+    return _table(columns, look)
+
+
+def _layouts(
+    ipus: Sequence[Ipu], look: Look, history: History, below: Sequence[List[Line]]
+) -> Iterator[Tuple[List[Line], List[Line]]]:
+    """Returns ways to show the IPUs and what is below them, the best first: a row for each is worth more than notes."""
+    yield _rows(ipus, look, history, free=True), below[0]
+    busy = _rows(ipus, look, history, free=False)
+    yield from ((busy, rest) for rest in below[:2])
+    yield from ((_cells(ipus, look, history, spark), rest) for rest in below for spark in (_SPARK, 8, 0))
+
+
+def _rows(ipus: Sequence[Ipu], look: Look, history: History, free: bool) -> List[Line]:
+    """Returns a row for each IPU, or for each that is not free."""
+    busy = [ipu for ipu in ipus if free or not ipu.free]
+    return [*_ipu_table(busy, look, history), *([] if free else _free_line(ipus))]
+
+
+def _cells(ipus: Sequence[Ipu], look: Look, history: History, spark: int) -> List[Line]:
+    """Returns a cell for each IPU that is not free."""
+    return [*_grid([ipu for ipu in ipus if not ipu.free], look, history, spark), *_free_line(ipus)]
+
+
+def _free_line(ipus: Sequence[Ipu]) -> List[Line]:
+    free = [ipu.id for ipu in ipus if ipu.free and ipu.id is not None]
+    return [[(f"free: IPU {id_ranges(free)}", DIM)]] if free else []
+
+
+def _grid(ipus: Sequence[Ipu], look: Look, history: History, spark: int) -> List[Line]:
+    """Returns the IPUs as cells of id, utilisation and sparkline, in columns from top to bottom."""
+    cells: List[Line] = []
+    digits = max((len(str(ipu.id)) for ipu in ipus), default=1)
+    for ipu in ipus:
+        values = history.get(-1 if ipu.id is None else ipu.id, ())
+        percent, style = ("fails", BAD) if ipu.problem else _utilisation(ipu.utilisation_pct)
+        line = [(f"{'-' if ipu.id is None else ipu.id:>{digits}}", PLAIN), (f" {percent:>5}", style)]
+        cells.append([*line, (" " + sparkline(values, look.unicode)[-spark:], GOOD)] if spark else line)
+    size = max(map(line_width, cells), default=1) + _GAP
+    across = max(((look.width or 80) + _GAP) // size, 1)
+    down = -(-len(cells) // across)
+    lines: List[Line] = []
+    for row in range(down):
+        line = []
+        for cell in cells[row::down]:
+            line += [*cell, (" " * (size - line_width(cell)), PLAIN)]
+        lines.append(line)
+    return lines
+
+
+def _table(columns: Sequence[_Column], look: Look) -> List[Line]:
+    """Returns the header and the rows. What is too wide loses columns, then the end of the last one."""
+    shown = list(columns)
+    if look.width is not None:
+        while len(shown) > 1 and _needed(shown) > look.width:
+            dropped = max(shown, key=lambda column: (column.rank > 0 and column.unknown, column.rank))
+            if not dropped.rank:
+                break
+            shown.remove(dropped)
+    widths = [column.width for column in shown]
+    lines: List[Line] = [_row([[(column.title, BOLD)] for column in shown], shown, widths)]
+    lines += [_row([column.cells[row] for column in shown], shown, widths) for row in range(len(columns[0].cells))]
+    return lines
+
+
+def _needed(columns: Sequence[_Column]) -> int:
+    """Returns the least width: the last column may lose its end, but not its title."""
+    return sum(column.width + _GAP for column in columns[:-1]) + min(columns[-1].width, 16)
+
+
+def _row(cells: Sequence[Line], columns: Sequence[_Column], widths: Sequence[int]) -> Line:
+    line: Line = []
+    for cell, column, width in zip(cells, columns, widths):
+        blank = (" " * (width - line_width(cell)), PLAIN)
+        line += [blank, *cell] if column.right else [*cell, blank]
+        line.append((" " * _GAP, PLAIN))
+    return line
+
+
+def _sentences(verdicts: Mapping[str, str]) -> List[Line]:
+    """Returns what holds the runs back."""
+    return [[(f"{printable(name)}: {printable(sentence)}", BOLD)] for name, sentence in verdicts.items()]
+
+
+def _notes(snapshot: Snapshot) -> List[Line]:
+    """Returns why some things are not known."""
+    ipus, processes = snapshot.ipus, snapshot.processes
+    held = [ipu for ipu in ipus if ipu.pid and ipu.problem is None]
+    emulated = [ipu for ipu in ipus if ipu.emulated]
+    notes = []
+    if snapshot.problem:
+        notes.append((f"No device answers: {printable(snapshot.problem)}.", BAD))
+    else:
+        silent = [ipu for ipu in ipus if ipu.problem is not None]
+        notes += [
+            (f"IPU {'-' if ipu.id is None else ipu.id} does not answer: {printable(ipu.problem or '')}.", BAD)
+            for ipu in silent[:_MOST_REASONS]
+        ]
+    if snapshot.sdk == "emulator":
+        why = f"; {printable(snapshot.note)}" if snapshot.note else ""
+        notes.append((f"Emulated: these IPUs are this host's CPU{why}.", PLAIN))
+    if emulated:
+        notes.append(("Clock is nominal, and temperature and power are not there to be measured.", PLAIN))
+    elif any(None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c) for ipu in held):
+        notes.append(("Power and temperature need GCDA_MONITOR=1 in the environment of the application.", PLAIN))
+    elif any(None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c) for ipu in ipus):
+        notes.append(("Power and temperature are reported only while an application runs.", PLAIN))
+    known = [ipu for ipu in ipus if ipu.problem is None]
+    if any(ipu.utilisation_pct is None for ipu in known) and not any(each.state == STALE for each in processes):
+        notes.append(("Utilisation is not reported by this driver.", PLAIN))
+    if any(each.state == STALE for each in processes):
+        notes.append(("Stale: the process has told nothing for so long; it is stopped, or its host is.", WARN))
+    if any(each.run is None and each.state != GONE for each in processes):
+        notes.append(("Run, step and speed are known of this user's runs of tf_ipu_dp on this host.", PLAIN))
+    elif any(each.samples_per_s is None and each.state == RUNNING for each in processes):
+        notes.append(("Samples/s is known after the first steps.", PLAIN))
+    if any(None in (each.user, each.command, each.elapsed_s) for each in processes):
+        notes.append(("Of a process that holds no IPU, or that this host does not show, less is known.", PLAIN))
+    return [[note] for note in notes]
+
+
+def _first_of_boards(ipus: Sequence[Ipu]) -> List[bool]:
+    """Returns which rows open a board; IPUs whose board is not known stand for themselves."""
+    boards = [ipu.board_serial for ipu in ipus]
+    return [board is None or board != before for board, before in zip(boards, [None, *boards])]
+
+
+def _text(value: object, form: object = None) -> Span:
+    if value is None:
+        return ("-", DIM)
+    return (printable(str(form(value) if callable(form) else value)), PLAIN)
+
+
+def _number(value: Optional[float], digits: int) -> Span:
+    return ("-", DIM) if value is None else (f"{value:,.{digits}f}", PLAIN)
+
+
+def _share(value: Optional[int], total: Optional[int], word: str) -> Span:
+    if value is None:
+        return ("-", DIM)
+    blank = "" if word == "/" else " "
+    return (f"{value}{blank}{word}{blank}{'-' if total is None else total}", PLAIN)
+
+
+def _utilisation(percent: Optional[float]) -> Span:
+    if percent is None:
+        return ("-", DIM)
+    return (f"{percent:.1f}", DIM if percent == 0 else GOOD if percent >= 80 else WARN)
+
+
+def _bar(percent: Optional[float], unicode: bool) -> Span:
+    full, empty = ("█", "·") if unicode else ("#", ".")
+    filled = 0 if percent is None else round(min(100.0, max(0.0, percent)) * _BAR / 100)
+    return (full * filled + empty * (_BAR - filled), DIM if not filled else GOOD if filled >= 0.8 * _BAR else WARN)
+
+
+def _errors(ipu: Ipu) -> Span:
+    if ipu.error_state is not None and ipu.error_state != "no errors":
+        return (printable(ipu.error_state), BAD)
+    counts = [count for count in (ipu.host_link_errors, ipu.link_errors) if count is not None]
+    if any(counts):
+        return (f"{sum(counts)} corrected", WARN)
+    return ("none", DIM) if ipu.error_state is not None or counts else ("-", DIM)
+
+
+def _owner(ipu: Ipu) -> Span:
+    if ipu.problem is not None:
+        return (f"no answer: {printable(ipu.problem)}", BAD)
+    if ipu.free:
+        return ("free", DIM)
+    words = [printable(ipu.user) if ipu.user else "-", str(ipu.pid) if ipu.pid else "-"]
+    return (" ".join(words), PLAIN)
+
+
+def _state(process: Process) -> Span:
+    if process.state == GONE:
+        return ("gone", BAD)
+    if process.state == STALE:
+        return (f"stale {process.silent_s or 0:.0f} s", WARN)
+    return (process.phase or "running", PLAIN)
+
+
+def _waits(process: Process) -> Span:
+    if process.waits_for is None:
+        return ("-", DIM)
+    return (process.waits_for, GOOD if process.waits_for == "nothing" else WARN)
+
+
+def _wrapped(line: Line, width: Optional[int]) -> List[Line]:
+    """Breaks a note between words."""
+    text, style = line[0]
+    if width is None:
+        return [line]
+    lines, current = [], ""
+    for word in text.split(" "):
+        if current and len(current) + 1 + len(word) > width:
+            lines.append(current)
+            current = word
+        else:
+            current = f"{current} {word}" if current else word
+    return [[(each, style)] for each in [*lines, current]]
+
+
+def _painted(lines: Sequence[Line], look: Look) -> str:
+    """Returns the lines as text, with colour codes if asked for; a line that is too long loses its end."""
+    text = []
+    for line in lines:
+        spans = line
+        while spans and not spans[-1][0].strip():
+            spans = spans[:-1]
+        spans = spans if look.width is None else _cut(spans, look.width)
+        if look.colour:
+            text.append("".join(f"\x1b[{style}m{part}\x1b[0m" if style and part else part for part, style in spans))
+        else:
+            text.append("".join(part for part, _ in spans).rstrip())
+    joined = "\n".join(text) + "\n"
+    return joined if look.unicode else joined.encode("ascii", "backslashreplace").decode()
+
+
+def _cut(line: Line, width: int) -> Line:
+    if line_width(line) <= width:
+        return line
+    kept: Line = []
+    left = width - 1
+    for text, style in line:
+        part = ""
+        for each in text:
+            left -= cell_width(each)
+            if left < 0:
+                return [*kept, (part, style), ("~", DIM)]
+            part += each
+        kept.append((part, style))
+    return kept
