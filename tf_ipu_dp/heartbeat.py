@@ -70,7 +70,7 @@ class Heart:
     ) -> None:
         """`on_stall` gets the sentence once, from a thread, after `limit_s` without a step (0: never)."""
         self._status = Status(
-            str(folder), instance, instances, socket.gethostname(), os.getpid(), planned_steps=planned_steps
+            str(folder.resolve()), instance, instances, socket.gethostname(), os.getpid(), planned_steps=planned_steps
         )
         self._folder, self._waits_for, self._limit_s, self._on_stall = folder, waits_for, limit_s, on_stall
         self._watched = False

@@ -17,7 +17,6 @@ from tf_ipu_dp.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
 _ALL_UP_TO = 32
 _LEAST_WIDTH = 60
 _MOST_STAGES_IN_A_LINE = 8
-# A run is held back by what takes more than this share of its training time.
 
 
 @dataclasses.dataclass(frozen=True)
