@@ -134,6 +134,8 @@ def main():
             while len(kills) < asked.count and (kill := disturb(folder, chance)) is not None:
                 kills.append(kill)
                 problems += kill["problems"]
+                for problem in kill["problems"]:
+                    print(f"\n{problem}", file=sys.stderr)
                 print(f"\r{len(kills)}/{asked.count} kills, {len(problems)} problems", end="", file=sys.stderr)
             start(folder).communicate()
             if digest(folder) != expected:

@@ -22,7 +22,8 @@ STALE_S = 5.0
 RUNNING, STALE, GONE = "running", "stale", "gone"
 _GONE_SHOWN_S = 10.0
 _MOST_COMMAND = 4096
-_WAITS = {heartbeat.INPUT: "input", heartbeat.OTHERS: "collective"}
+_STILL_S = 10.0  # without a step for so long: the last speed is over
+_WAITS = {heartbeat.INPUT: "input", heartbeat.OTHERS: "collective", heartbeat.NOTHING: "nothing"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Process:
     phase: Optional[str] = None
     step: Optional[int] = None
     planned_steps: Optional[int] = None
-    samples_per_s: Optional[float] = None
-    waits_for: Optional[str] = None  # compiling, input, collective or nothing
+    samples_per_s: Optional[float] = None  # only while it makes steps
+    waits_for: Optional[str] = None  # compiling, input, collective or nothing; None: not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,9 +201,10 @@ def _judged(process: Process, status: Optional[heartbeat.Status], now: float) ->
     if status is None:
         return process
     folder = _folder(status)
-    waits = "compiling" if status.phase == "compiling" else _WAITS.get(str(status.waits_for), "nothing")
+    waits = "compiling" if status.phase == "compiling" else _WAITS.get(str(status.waits_for))
     rate = status.samples_per_s
-    told = type(rate) in (int, float) and math.isfinite(rate or 0.0) and state == RUNNING
+    moves = state == RUNNING and status.phase == "training" and status.still_s <= _STILL_S
+    told = moves and type(rate) in (int, float) and math.isfinite(rate or 0.0)
     return dataclasses.replace(
         process,
         run_dir=str(folder),

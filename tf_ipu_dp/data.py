@@ -193,7 +193,12 @@ def fingerprint(source: Source) -> str:
                 total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
         else:
             info = split.splits[split.split]
-            files = sorted((Path(path).name, Path(path).stat().st_size) for path in info.filepaths)
+            try:
+                files = sorted((Path(path).name, tf.io.gfile.stat(str(path)).length) for path in info.filepaths)
+            except tf.errors.OpError as error:
+                raise cli.UsageError(
+                    f"--dataset={source.facts.name} is not complete on this host ({error.message}). Prepare it again."
+                ) from error
             total = zlib.crc32(repr((info.num_examples, files)).encode(), total)
     return f"{total:08x}"
 

@@ -402,6 +402,11 @@ def _mpi_version() -> str:
     """Returns a short name of the MPI that Horovod would be compiled against, or `nompi`."""
     if not shutil.which("mpicxx") or not shutil.which("mpirun"):
         return "nompi"
+    # The wrapper may be there without the headers, which distributions ship apart.
+    probe = ["mpicxx", "-fsyntax-only", "-x", "c++", "-"]
+    done = subprocess.run(probe, check=False, capture_output=True, input="#include <mpi.h>\n", text=True, timeout=60)
+    if done.returncode:
+        return "nompi"
     done = subprocess.run(["mpirun", "--version"], check=False, capture_output=True, text=True, timeout=20)
     version = re.search(r"\d+(\.\d+)+", done.stdout)
     kind = "openmpi" if "Open MPI" in done.stdout else "mpi"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -37,11 +37,15 @@ _OF_USE: Sequence[Tuple[str, str, Any]] = (
     ),
     ("ipu_input_wait_ratio", "share of time waiting for input; emulator only", lambda ipu: _ratio(ipu.input_wait_pct)),
     ("ipu_power_watts", "power of the IPU", lambda ipu: ipu.power_w),
-    ("ipu_attached", "1 while a process holds the IPU", lambda ipu: None if ipu.problem else float(bool(ipu.pid))),
+    ("ipu_attached", "1 while a process holds the IPU", lambda ipu: None if ipu.problem else float(not ipu.free)),
 )
 _OF_BOARDS: Sequence[Tuple[str, str, Any]] = (
-    ("ipu_board_power_watts", "power of the board", lambda ipu: ipu.board_power_w),
-    ("ipu_board_temperature_celsius", "average board temperature", lambda ipu: ipu.board_temp_c),
+    ("ipu_board_power_watts", "power of the board", lambda ipus: _first(ipu.board_power_w for ipu in ipus)),
+    (
+        "ipu_board_temperature_celsius",
+        "average board temperature",
+        lambda ipus: _first(ipu.board_temp_c for ipu in ipus),
+    ),
 )
 _OF_RUNS: Sequence[Tuple[str, str, Any]] = (
     ("ipu_run_step", "weight updates so far", lambda each: each.step),
@@ -86,25 +90,30 @@ class Collector:
         yield CounterMetricFamily("ipu_failed_samples", "samples in which no device answered", value=failures)
         if snapshot is None:
             return
-        runs = {ipu: process.run or "" for process in snapshot.processes for ipu in process.ipus}
-        labels = {id(ipu): _ipu_labels(ipu, runs) for ipu in snapshot.ipus}
-        yield from _families(_OF_IPUS, _IPU_LABELS, [(ipu, labels[id(ipu)][:2]) for ipu in snapshot.ipus])
-        yield from _families(_OF_USE, _USE_LABELS, [(ipu, labels[id(ipu)]) for ipu in snapshot.ipus])
+        runs = {ipu: process.run for process in snapshot.processes for ipu in process.ipus}
+        # Those without an id cannot be told from each other, and one series has one value.
+        named = {ipu.id: ipu for ipu in snapshot.ipus if ipu.id is not None}
+        labels = {number: _ipu_labels(ipu, runs) for number, ipu in named.items()}
+        yield from _families(_OF_IPUS, _IPU_LABELS, [(ipu, labels[number][:2]) for number, ipu in named.items()])
+        yield from _families(_OF_USE, _USE_LABELS, [(ipu, labels[number]) for number, ipu in named.items()])
         counter = CounterMetricFamily("ipu_busy_seconds", "time at work, as far as it was watched", labels=_IPU_LABELS)
         errors = CounterMetricFamily(
             "ipu_corrected_link_errors", "corrected errors of links", labels=[*_IPU_LABELS, "link"]
         )
-        for ipu in snapshot.ipus:
-            place = labels[id(ipu)][:2]
-            if ipu.id in busy_s:
-                counter.add_metric(place, busy_s[ipu.id])
+        for number, ipu in named.items():
+            place = labels[number][:2]
+            if number in busy_s:
+                counter.add_metric(place, busy_s[number])
             for link, count in (("host", ipu.host_link_errors), ("ipu", ipu.link_errors)):
                 if count is not None:
                     errors.add_metric([*place, link], count)
         yield counter
         yield errors
-        boards = {ipu.board_serial: ipu for ipu in reversed(snapshot.ipus) if ipu.board_serial}
-        yield from _families(_OF_BOARDS, ("board",), [(ipu, [_label(serial)]) for serial, ipu in boards.items()])
+        boards: Dict[str, List[Ipu]] = {}
+        for ipu in snapshot.ipus:
+            if ipu.board_serial:
+                boards.setdefault(ipu.board_serial, []).append(ipu)
+        yield from _families(_OF_BOARDS, ("board",), [(ipus, [_label(serial)]) for serial, ipus in boards.items()])
         told = [(each, _run_labels(each)) for each in snapshot.processes]
         yield from _families(_OF_RUNS, _RUN_LABELS, told)
         for name, about, field in (
@@ -142,10 +151,14 @@ def _families(
         yield family
 
 
-def _ipu_labels(ipu: Ipu, runs: Dict[int, str]) -> List[str]:
-    number = "" if ipu.id is None else str(ipu.id)
-    run = "" if ipu.id is None else runs.get(ipu.id, "")
-    return [number, _label(ipu.board_serial), str(ipu.pid or ""), _label(run)]
+def _ipu_labels(ipu: Ipu, runs: Mapping[int, Optional[str]]) -> List[str]:
+    run = None if ipu.id is None else runs.get(ipu.id)
+    return [str(ipu.id), _label(ipu.board_serial), str(ipu.pid or ""), _label(run)]
+
+
+def _first(values: Iterable[Optional[float]]) -> Optional[float]:
+    """Returns the first that is known."""
+    return next((value for value in values if value is not None), None)
 
 
 def _run_labels(process: Process) -> List[str]:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 PERIOD_S = 1.0
 PHASES = ("starting", "compiling", "training", "evaluating", "saving", "exporting")
-INPUT, OTHERS = "input", "other instances"
+INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
 # Nothing that is written here is longer, and what is longer was not written here.
 _MOST_BYTES = 1 << 16
@@ -39,7 +40,7 @@ class Status:
     step: int = 0
     planned_steps: int = 0
     samples_per_s: Optional[float] = None  # of the whole job, lately
-    waits_for: Optional[str] = None  # input or other instances; None: nothing, or not known
+    waits_for: Optional[str] = None  # input, other instances or nothing; None: not known
     still_s: float = 0.0  # since the phase or the step last changed
     time: float = 0.0  # when this was written, in seconds since the epoch
 
@@ -49,7 +50,7 @@ class Status:
 
     def place(self) -> str:
         """Returns what it does, in words that follow its name."""
-        waiting = f", waiting for {self.waits_for}" if self.waits_for else ""
+        waiting = f", waiting for {self.waits_for}" if self.waits_for not in (None, NOTHING) else ""
         return f"{self.phase} after step {self.step:,}{waiting}"
 
 
@@ -65,16 +66,17 @@ class Heart:
         planned_steps: int = 0,
         waits_for: Callable[[], Optional[str]] = lambda: None,
         limit_s: float = 0.0,
-        on_stall: Callable[[str], None] = lambda sentence: None,
+        on_stall: Callable[[str, Status], None] = lambda sentence, culprit: None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`on_stall` gets the sentence once, from a thread, after `limit_s` without a step (0: never)."""
+        """`on_stall` gets a sentence and whom it is about, once, after `limit_s` without a step (0: never)."""
         self._status = Status(
             str(folder.resolve()), instance, instances, socket.gethostname(), os.getpid(), planned_steps=planned_steps
         )
         self._folder, self._waits_for, self._limit_s, self._on_stall = folder, waits_for, limit_s, on_stall
         self._watched = False
-        self._checked = time.monotonic()
+        self._checked = self._input_since = time.monotonic()
+        self._expected_s = 0.0
         self._moved = time.monotonic()
         self._guard = threading.Lock()
         self._stopped = threading.Event()
@@ -109,6 +111,10 @@ class Heart:
             )
             self._moved = time.monotonic()
             self._watched = watched
+
+    def expect(self, seconds: float) -> None:
+        """Notes how long a step takes, of which more than the limit may be the usual."""
+        self._expected_s = max(self._expected_s, 3 * seconds)
 
     def stop(self) -> None:
         """Takes the files away: the run has come to its end."""
@@ -162,14 +168,20 @@ class Heart:
         if pause > 3 * PERIOD_S:
             # This process itself was stopped, or the machine slept: what it has not heard since is no silence.
             self._watch.forgive(pause)
+            with self._guard:
+                self._moved += pause
             return
         self._watch.note(own, now)
-        sentence = self._watch.judge(own, now, self._limit_s, self._watched)
-        if sentence:
+        # What waits for its input does nothing else: that can be judged in any phase.
+        if own.waits_for != INPUT:
+            self._input_since = now
+        watched = self._watched or now - self._input_since > self._limit_s
+        found = self._watch.judge(own, now, max(self._limit_s, self._expected_s), watched)
+        if found:
             time.sleep(min(0.5 * own.instance, 5.0))  # the lowest instance speaks first, and its end ends the others
             if not self._stopped.is_set():
                 self._stopped.set()
-                self._on_stall(sentence)
+                self._on_stall(*found)
 
 
 class Watch:
@@ -193,8 +205,11 @@ class Watch:
         """Leaves some seconds out of all silences."""
         self._heard = {instance: (status, heard + seconds) for instance, (status, heard) in self._heard.items()}
 
-    def judge(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[str]:
-        """Returns who keeps all others from moving, or None while nothing has stood still for so long."""
+    def judge(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[Tuple[str, Status]]:
+        """Returns a sentence on who keeps all others from moving, and who; None while nothing has stood still so long.
+
+        Where it cannot be told who, it is this instance.
+        """
         everyone = list(self._heard.values())
         stands_still = watched and own.still_s > limit_s
         patience_s = min(limit_s, 5 * PERIOD_S) if stands_still else limit_s
@@ -204,7 +219,7 @@ class Watch:
             return (
                 f"{status.name()} has not been heard of for {seconds:.0f} s: it is stopped, or its host or the network "
                 f"to it is gone. It was {status.place()}."
-            )
+            ), status
         if not stands_still:
             return None
         known = [status for status, _ in everyone]
@@ -215,9 +230,10 @@ class Watch:
             return (
                 f"Nothing has moved for {own.still_s:.0f} s: {who} {own.place()}. The device, its input or the "
                 "network between the hosts does not answer."
-            )
+            ), own
         status = max(late, key=lambda each: each.still_s)
-        return f"{status.name()} has not moved for {max(status.still_s, own.still_s):.0f} s: it is {status.place()}."
+        still_s = max(status.still_s, own.still_s)
+        return f"{status.name()} has not moved for {still_s:.0f} s: it is {status.place()}.", status
 
 
 def read(path: Path) -> Optional[Status]:
@@ -266,8 +282,17 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read_object(path: Path) -> Optional[Dict[str, Any]]:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_file) as file:
             value = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Opens a file and nothing else: a pipe that nobody writes to would be waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file")
+    return descriptor

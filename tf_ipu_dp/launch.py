@@ -351,10 +351,13 @@ class _Launch:
         while True:
             _say(str(self._starter.command(job)))
             folder.set_errors_aside()
-            status, told = self._starter.run(job)
+            # One object and no tags: what instance 0 prints as JSON is in the run's folder, too.
+            status, told = self._starter.run(job, sys.stderr if job.config.json else None)
             took = progress.render_duration(time.monotonic() - began)
             if status == 0:
                 _say(f"done in {took}; {folder.path}")
+                if job.config.json:
+                    sys.stdout.write(json.dumps(_read_object(folder.result_json)) + "\n")
                 return 0
             if status in failures.STOPPED:
                 _say(f"stopped after {took}. Go on with: {self._same_command()}")
@@ -556,7 +559,8 @@ def _signal_instances_below(pid: int) -> bool:
         return False
     for child in children:
         with contextlib.suppress(OSError):
-            if b"tf_ipu_dp.train" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+            # mpirun has the program among its words, too, and is not to be asked.
+            if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"tf_ipu_dp.train"]:
                 os.kill(child, signal.SIGTERM)
                 found = True
                 continue

@@ -387,14 +387,22 @@ def _export(address: Tuple[str, int]) -> Sink:
 
 
 def _read_verdicts(snapshot: activity.Snapshot) -> Dict[str, str]:
-    """Returns what holds each run back, by the last of its metrics: the sentences by the runs' names."""
+    """Returns what holds each run back, by the last of its metrics: the sentences by the runs' names.
+
+    Runs that share a name are told by their folders.
+    """
     folders = {process.run_dir: process.run for process in snapshot.processes if process.run_dir and process.run}
     if not folders:
         return {}
     from tf_ipu_dp import explanation
 
-    found = {name: explanation.explain_lately(Path(folder)) for folder, name in folders.items()}
-    return {name: verdict.sentence for name, verdict in found.items() if verdict is not None}
+    names = collections.Counter(folders.values())
+    found = {folder: explanation.explain_lately(Path(folder)) for folder in folders}
+    return {
+        folder if names[folders[folder]] > 1 else folders[folder]: verdict.sentence
+        for folder, verdict in found.items()
+        if verdict is not None
+    }
 
 
 class _Signals:

@@ -68,6 +68,13 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def read_holder(self) -> str:
+        """Returns who has the folder, as he has written it there: the same on all hosts that share it."""
+        try:
+            return (self.path / _LOCK).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
     def write_start(self, cfg: config.TrainConfig, flag_lines: Sequence[str], plan_json: str) -> None:
         """Writes what the run was asked for and how it is laid out; a result of an earlier start is taken away."""
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
@@ -119,11 +126,11 @@ class RunFolder:
         result = _parse_object(self.result_json.read_bytes()) if self.result_json.is_file() else None
         return result is not None and result.get("stopped") is None
 
-    def write_error(self, instance: int, text: str, *, final: bool = False) -> Path:
+    def write_error(self, instance: int, text: str, *, final: bool = False, host: Optional[str] = None) -> Path:
         """Keeps what ended an instance, and when and where; any instance may call it. Returns the file.
 
         `final` says that the same would happen again if the run were started again. Of the errors of one process the
-        first stays: it is nearest to the cause.
+        first stays: it is nearest to the cause. One that cannot tell itself is told of by another, with its `host`.
         """
         path = self.errors / f"instance-{instance:03d}.txt"
         before = _read_error(path)
@@ -132,7 +139,7 @@ class RunFolder:
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         head = {
             "instance": instance,
-            "host": socket.gethostname(),
+            "host": host or socket.gethostname(),
             "process": os.getpid(),
             "time": now,
             "final": "yes" if final else "no",
@@ -191,6 +198,8 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     # What a process that was killed has left: unfinished files, and the beginning of a line.
     for unfinished in path.glob(".*.tmp") if handle else ():
         unfinished.unlink()
+    for trial in path.glob(".trial-*") if handle else ():
+        shutil.rmtree(trial, ignore_errors=True)
     folder.truncate_metrics(sys.maxsize)
     return folder
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.activity import GONE, RUNNING, STALE, Process, Snapshot
@@ -24,6 +24,7 @@ _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 _SPARK = 20
 _MOST_REASONS = 3
 _LEAST_WIDTH, _LEAST_HEIGHT = 20, 4
+_OF_BOARD = ("board_type", "board_temp_c", "board_power_w")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ class _Column:
 
 def render(snapshot: Snapshot, look: Look, verdicts: Optional[Mapping[str, str]] = None) -> str:
     """Returns all there is to show, one table below the other; `verdicts` are sentences about runs, by their names."""
+    snapshot = _completed(snapshot)
     blocks = [
         [[(_headline(snapshot), BOLD)]],
         _ipu_table(snapshot.ipus, look, {}),
@@ -69,6 +71,7 @@ def render_screen(
     snapshot: Snapshot, look: Look, height: int, history: History, footer: str, verdicts: Mapping[str, str]
 ) -> List[str]:
     """Returns at most `height` lines of at most the look's width: as much detail as there is room for."""
+    snapshot = _completed(snapshot)
     width = max(look.width or 80, _LEAST_WIDTH)
     look = dataclasses.replace(look, width=width)
     height = max(height, _LEAST_HEIGHT)
@@ -313,10 +316,16 @@ def _sentences(verdicts: Mapping[str, str]) -> List[Line]:
 
 
 def _notes(snapshot: Snapshot) -> List[Line]:
-    """Returns why some things are not known."""
-    ipus, processes = snapshot.ipus, snapshot.processes
-    held = [ipu for ipu in ipus if ipu.pid and ipu.problem is None]
-    emulated = [ipu for ipu in ipus if ipu.emulated]
+    """Returns why some things are not known: every dash has its reason here, or in its own row."""
+    return [[note] for note in [*_ipu_notes(snapshot), *_process_notes(snapshot.processes)]]
+
+
+def _ipu_notes(snapshot: Snapshot) -> List[Span]:
+    ipus = snapshot.ipus
+    answering = [ipu for ipu in ipus if ipu.problem is None]
+    measured = [ipu for ipu in answering if not ipu.emulated]
+    unmeasured = [ipu for ipu in measured if None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c)]
+    stale = {ipu for each in snapshot.processes if each.state == STALE for ipu in each.ipus}
     notes = []
     if snapshot.problem:
         notes.append((f"No device answers: {printable(snapshot.problem)}.", BAD))
@@ -329,24 +338,73 @@ def _notes(snapshot: Snapshot) -> List[Line]:
     if snapshot.sdk == "emulator":
         why = f"; {printable(snapshot.note)}" if snapshot.note else ""
         notes.append((f"Emulated: these IPUs are this host's CPU{why}.", PLAIN))
-    if emulated:
+    if any(ipu.emulated for ipu in ipus):
         notes.append(("Clock is nominal, and temperature and power are not there to be measured.", PLAIN))
-    elif any(None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c) for ipu in held):
+    if any(ipu.pid for ipu in unmeasured):
         notes.append(("Power and temperature need GCDA_MONITOR=1 in the environment of the application.", PLAIN))
-    elif any(None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c) for ipu in ipus):
+    if any(not ipu.pid for ipu in unmeasured):
         notes.append(("Power and temperature are reported only while an application runs.", PLAIN))
-    known = [ipu for ipu in ipus if ipu.problem is None]
-    if any(ipu.utilisation_pct is None for ipu in known) and not any(each.state == STALE for each in processes):
-        notes.append(("Utilisation is not reported by this driver.", PLAIN))
-    if any(each.state == STALE for each in processes):
+    telling = [ipu for ipu in answering if ipu.id not in stale]
+    new = {ipu.id for ipu in telling if ipu.emulated and ipu.pid and ipu.input_wait_pct is None}
+    silent_about = _unreported([ipu for ipu in telling if ipu.id not in new])
+    if silent_about:
+        notes.append((f"Where there is a dash, the driver does not report it: {', '.join(silent_about)}.", PLAIN))
+    if new:
+        notes.append(("How busy an IPU is, is known a second after its process has attached.", PLAIN))
+    return notes
+
+
+def _process_notes(processes: Sequence[Process]) -> List[Span]:
+    states = {each.state for each in processes}
+    running = [each for each in processes if each.state == RUNNING and each.run is not None]
+    notes = []
+    if STALE in states:
         notes.append(("Stale: the process has told nothing for so long; it is stopped, or its host is.", WARN))
+    if GONE in states:
+        notes.append(("Gone: the process has ended, and holds nothing any more.", WARN))
     if any(each.run is None and each.state != GONE for each in processes):
         notes.append(("Run, step and speed are known of this user's runs of tf_ipu_dp on this host.", PLAIN))
-    elif any(each.samples_per_s is None and each.state == RUNNING for each in processes):
-        notes.append(("Samples/s is known after the first steps.", PLAIN))
+    if any(each.samples_per_s is None for each in running):
+        notes.append(("Samples/s is known while steps are made, after the first of them.", PLAIN))
+    if any(each.waits_for is None for each in running):
+        notes.append(("What a run waits for is known on the emulator alone; the Poplar SDK does not tell.", PLAIN))
     if any(None in (each.user, each.command, each.elapsed_s) for each in processes):
         notes.append(("Of a process that holds no IPU, or that this host does not show, less is known.", PLAIN))
-    return [[note] for note in notes]
+    return notes
+
+
+def _unreported(ipus: Sequence[Ipu]) -> List[str]:
+    """Returns the columns, other than power and temperature, that are not known of some IPU."""
+    cells: Mapping[str, Callable[[Ipu], Any]] = {
+        "IPU": lambda ipu: ipu.id,
+        "Board": lambda ipu: ipu.board_serial,
+        "Type": lambda ipu: ipu.board_type,
+        "Clock": lambda ipu: ipu.clock_mhz,
+        "Util": lambda ipu: ipu.utilisation_pct,
+        "Session": lambda ipu: ipu.session_utilisation_pct,
+        "Errors": lambda ipu: None if _errors(ipu)[0] == "-" else True,
+        "Owner": lambda ipu: ipu.free or ((ipu.user and ipu.pid) or None),
+    }
+    return [title for title, read in cells.items() if any(read(ipu) is None for ipu in ipus)]
+
+
+def _completed(snapshot: Snapshot) -> Snapshot:
+    """Returns it with what one IPU of a board tells of the board told by all of them: it is shown once."""
+    known: Dict[str, Dict[str, Any]] = {}
+    for ipu in snapshot.ipus:
+        if ipu.board_serial is not None:
+            board = known.setdefault(ipu.board_serial, {})
+            for name in _OF_BOARD:
+                if board.get(name) is None:
+                    board[name] = getattr(ipu, name)
+    ipus = []
+    for ipu in snapshot.ipus:
+        missing = {
+            name: value for name, value in known.get(ipu.board_serial or "", {}).items()
+            if value is not None and getattr(ipu, name) is None
+        }  # fmt: skip
+        ipus.append(dataclasses.replace(ipu, **missing) if missing else ipu)
+    return dataclasses.replace(snapshot, ipus=tuple(ipus))
 
 
 def _first_of_boards(ipus: Sequence[Ipu]) -> List[bool]:
@@ -369,7 +427,7 @@ def _share(value: Optional[int], total: Optional[int], word: str) -> Span:
     if value is None:
         return ("-", DIM)
     blank = "" if word == "/" else " "
-    return (f"{value}{blank}{word}{blank}{'-' if total is None else total}", PLAIN)
+    return (str(value) if total is None else f"{value}{blank}{word}{blank}{total}", PLAIN)
 
 
 def _utilisation(percent: Optional[float]) -> Span:
@@ -407,7 +465,7 @@ def _state(process: Process) -> Span:
         return ("gone", BAD)
     if process.state == STALE:
         return (f"stale {process.silent_s or 0:.0f} s", WARN)
-    return (process.phase or "running", PLAIN)
+    return (printable(process.phase or "running"), PLAIN)
 
 
 def _waits(process: Process) -> Span:

@@ -38,12 +38,12 @@ class Sdk:
         return self.name == "poplar"
 
     def waits_for(self) -> Optional[str]:
-        """Returns what the device waits for right now: input or other instances. The Poplar SDK does not tell."""
+        """Returns what the device waits for now: input, other instances or nothing. The Poplar SDK does not tell."""
         if self.name != "emulator":
             return None
         from tf_ipu_dp.emulator import infeeds, instances
 
-        return "other instances" if instances.is_waiting() else "input" if infeeds.is_waiting() else None
+        return "other instances" if instances.is_waiting() else "input" if infeeds.is_waiting() else "nothing"
 
     def collective_s(self) -> Optional[float]:
         """Returns how long this instance has been in collectives so far. The Poplar SDK does not tell."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import importlib.machinery
 import importlib.util
 import json
 import math
@@ -22,7 +23,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from tf_ipu_dp import emulator
 
 _SHORTEST_PERIOD_S = 1.0
 _LONGEST_WAIT_S = 2.0
@@ -153,17 +156,29 @@ class Reader:
         now = time.time()
         try:
             answers = self._library.ask("devices")
-            ipus = tuple(self._parse(index, answer) for index, answer in enumerate(answers))
+            told = [parse_device(answer) if isinstance(answer, dict) else None for answer in answers]
+            ipus = tuple(
+                ipu or self._parse_failure(index, answer, told)
+                for index, (ipu, answer) in enumerate(zip(told, answers))
+            )
         except TelemetryError as error:
             return Look(now, tuple(_silenced(ipu, str(error)) for ipu in self._known), str(error))
         self._known = ipus
         return Look(now, ipus, None if ipus else "gcipuinfo finds no IPU")
 
-    def _parse(self, index: int, answer: Any) -> Ipu:
-        known = self._known[index] if index < len(self._known) else Ipu(id=index)
-        if not isinstance(answer, dict):
-            return _silenced(known, _reason(answer))
-        return parse_device(answer)
+    def _parse_failure(self, index: int, answer: Any, told: Sequence[Optional[Ipu]]) -> Ipu:
+        """Returns the row of a device that fails, of which the id is not made up."""
+        number, reason = answer if isinstance(answer, list) and len(answer) == 2 else (None, answer)
+        number = _whole({"id": str(number)}, "id")
+        if number is not None:
+            known = next((ipu for ipu in self._known if ipu.id == number), Ipu(id=number))
+        elif len(self._known) == len(told):
+            known = self._known[index]
+        else:
+            # At the first look the others tell whether ids count the devices.
+            counted = not self._known and all(ipu is None or ipu.id == place for place, ipu in enumerate(told))
+            known = Ipu(id=index if counted else None)
+        return _silenced(known, _reason(reason))
 
 
 def open_reader(choice: str = "auto") -> Reader:
@@ -174,7 +189,9 @@ def open_reader(choice: str = "auto") -> Reader:
             found = importlib.util.find_spec("gcipuinfo")
         except (ImportError, ValueError):
             found = None
-        if found is None:
+        if emulator.is_installed() or _is_emulated(found):
+            missing = "the emulator stands in for the Poplar SDK in this process"
+        elif found is None:
             missing = "the Poplar SDK is not enabled here (no module gcipuinfo)"
         else:
             reader = Reader("poplar", _Apart(), period_s=0.9 * _SHORTEST_PERIOD_S)
@@ -344,7 +361,10 @@ class _Here:
         self._inventory: Any = None
 
     def ask(self, question: str, *words: str) -> Any:
-        """Returns the answer as plain values: of devices a list, with a text in the place of each that fails."""
+        """Returns the answer as plain values: of devices a list, with the reason in the place of each that fails.
+
+        The id of one that fails is before the reason, where that much can be read.
+        """
         try:
             if self._inventory is None:
                 inventory = self._library.gcipuinfo()
@@ -446,7 +466,16 @@ def _plain(device: Any) -> Any:
     try:
         return {str(key): str(device[key]) for key in device}
     except Exception as error:
-        return f"gcipuinfo failed ({_reason(error)})"
+        reason = f"gcipuinfo failed ({_reason(error)})"
+    with contextlib.suppress(Exception):
+        return [str(device["id"]), reason]
+    return reason
+
+
+def _is_emulated(found: Optional[importlib.machinery.ModuleSpec]) -> bool:
+    """Whether it is the emulator's module under the SDK's name."""
+    origin = found.origin if found else None
+    return bool(origin) and Path(str(origin)).resolve().parent == Path(emulator.__file__).resolve().parent
 
 
 def _silenced(known: Ipu, problem: str) -> Ipu:

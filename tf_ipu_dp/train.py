@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
@@ -81,9 +82,8 @@ def _as_started(cfg: config.TrainConfig, ranks: world.Ranks) -> config.TrainConf
             f"Leave --instances out, or start {cfg.instances}."
         )
     stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
-    hosts = config.Hosts(ranks.hosts) if ranks.hosts and cfg.hosts is None else cfg.hosts
     ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(stages)
-    return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus, hosts=hosts)
+    return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus)
 
 
 def _with_the_run_s_batch(
@@ -192,5 +192,17 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def start(words: Sequence[str]) -> NoReturn:
+    """Runs the command and ends the process, however it comes to its end."""
+    try:
+        code = cli.run("train", lambda: main(words), sys.stderr)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _leave(code)
+
+
 if __name__ == "__main__":
-    _leave(cli.run("train", lambda: main(sys.argv[1:]), sys.stderr))
+    start(sys.argv[1:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -15,13 +16,15 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import zlib
 from datetime import datetime, timezone
+from importlib import metadata as importlib_metadata
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -68,8 +71,10 @@ _ROOM_BYTES = 32 * 2**20
 
 # Where all instances have the same to say, instance 0 says it, and its end ends the others before they do.
 _PATIENCE_S = 1.5
+# A network's file system may show others what was written some seconds later.
+_SHARED_WITHIN_S = 15.0
 # May differ between hosts, or say nothing of what is trained.
-_OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache")
+_OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache", "hosts")
 
 
 class TrainingError(cli.UsageError):
@@ -119,7 +124,7 @@ def train(
         learner = make_learner(cfg, run, sdk, device)
         with _open_folder(cfg, run, device.world) as folder:
             trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
-            result = _guarded(trainer, folder, interrupts)
+            result = _guarded(trainer, folder)
         value = report.result_value(result)
         if device.world.leads:
             stdout.write(_json_line(value) if cfg.json else report.render_result(result, width))
@@ -131,14 +136,25 @@ def train(
 
 @contextlib.contextmanager
 def _in_turn(instance: int, interrupts: _Interrupts) -> Iterator[None]:
-    """Lets instance 0 speak first where all of them have the same to say; who is ended meanwhile says nothing."""
+    """Lets instance 0 speak first where all of them have the same to say; who is ended meanwhile says nothing.
+
+    So does one that has lost the others: the launcher knows who is missing, and is about to end it.
+    """
     try:
         yield
-    except cli.UsageError:
-        if instance:
+    except (cli.UsageError, tf.errors.OpError) as error:
+        lost = not isinstance(error, cli.UsageError)
+        if lost and not World.lost_another(getattr(error, "message", "")):
+            raise
+        if instance or lost:
             time.sleep(_PATIENCE_S)
             if interrupts.signal:
                 raise SystemExit(1) from None
+        if lost:
+            raise TrainingError(
+                f"instance {instance} has lost the others: one of them has ended, or the network to it is gone. "
+                "Start the run again: it goes on from its last checkpoint."
+            ) from error
         raise
 
 
@@ -147,11 +163,10 @@ def _compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: data.So
     if world.instances == 1:
         return
     flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in _OF_AN_INSTANCE}
-    versions = {f"the version of {name}": text for name, text in _versions(sdk).items()}
     # The flags decide the plan, but for what a launcher or the environment has told one instance only.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
     shapes = {"the plan's model": f"{zlib.crc32(report.render_json(run).encode()):08x}"}
-    world.compare({**versions, "the data": data.fingerprint(source), **flags, **topology, **shapes})
+    world.compare({**_versions_of_all(sdk), "the data": data.fingerprint(source), **flags, **topology, **shapes})
 
 
 def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
@@ -165,19 +180,24 @@ def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.Run
             )
         except cli.UsageError as error:
             problem = str(error)
-    answer = world.agree({"path": str(folder.path.resolve()) if folder else "", "problem": problem})
+    mark = folder.read_holder() if folder else ""
+    answer = world.agree({"path": str(folder.path.resolve()) if folder else "", "problem": problem, "mark": mark})
     if answer["problem"]:
         raise cli.UsageError(answer["problem"])
-    without = world.hosts_where(not Path(answer["path"]).is_dir())
+    seen = folder or run_folder.RunFolder(Path(answer["path"]))
+    deadline = time.monotonic() + _SHARED_WITHIN_S
+    while seen.read_holder() != answer["mark"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    without = world.hosts_where(seen.read_holder() != answer["mark"])
     if without:
         raise cli.UsageError(
-            f"The run's folder {answer['path']} is not there on {cli.alternatives(without)}: all hosts have to share "
-            "it. Choose a shared one with --run_dir."
+            f"The run's folder {answer['path']} is not the same on {cli.alternatives(without)}: all hosts have to "
+            "share it. Choose a shared one with --run_dir."
         )
-    return folder or run_folder.RunFolder(Path(answer["path"]))
+    return seen
 
 
-def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, interrupts: _Interrupts) -> report.RunResult:
+def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResult:
     """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
     world = trainer.world
     try:
@@ -185,21 +205,16 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder, interrupts: _Inter
     except SystemExit:
         raise
     except cli.UsageError as error:
-        folder.write_error(world.instance, str(error), final=not trainer.may_pass)
+        if world.instances > 1:  # for the launcher; one instance says it itself
+            folder.write_error(world.instance, str(error), final=not trainer.may_pass)
         raise
     except checkpoints.CheckpointError as error:
         folder.write_error(world.instance, str(error), final=True)
         raise TrainingError(str(error)) from error
     except tf.errors.OpError as error:
         folder.write_error(world.instance, traceback.format_exc())
-        if world.lost_another(error.message):
-            time.sleep(_PATIENCE_S)  # the launcher knows who is missing, and is about to end this instance
-            if interrupts.signal:
-                raise SystemExit(1) from None
-            raise TrainingError(
-                f"instance {world.instance} has lost the others: one of them has ended, or the network to it is gone. "
-                f"Go on from the last checkpoint with {_same_run(folder)}."
-            ) from error
+        if World.lost_another(error.message):
+            raise
         raise TrainingError(
             f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
             f"All of it is in {folder.errors}; go on from the last checkpoint with {_same_run(folder)}."
@@ -326,8 +341,13 @@ def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device) -> Le
     )
 
 
-def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan) -> report.Scores:
-    """Returns the scores over every validation sample, each counted once, whatever the replicas and instances."""
+def measure(
+    learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan, moved: Callable[[], None] = lambda: None
+) -> report.Scores:
+    """Returns the scores over every validation sample, each counted once, whatever the replicas and instances.
+
+    `moved` is called after every execution.
+    """
     instance = learner.world.instance
     dataset = data.make_validation(
         source,
@@ -337,10 +357,13 @@ def measure(learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPla
         prefetch=cfg.prefetch,
         dtype=_input_dtype(run),
     )
-    outputs = learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0)
+    after = tf.keras.callbacks.LambdaCallback()
+    after.on_predict_batch_end = lambda batch, logs=None: moved()
+    outputs = learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
     logits: Any = np.asarray(outputs, np.float64)
     labels = data.labels_of_validation(source, run, instance)
-    own = score(logits[: len(labels)], labels)
+    # An instance whose part of the validation is empty has no means.
+    own = score(logits[: len(labels)], labels) if len(labels) else report.Scores(0, 0.0, 0.0, 0.0)
     count, *totals = learner.world.sums([own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))])
     return report.Scores(int(count), *(total / count for total in totals))
 
@@ -409,7 +432,7 @@ class _Trainer:
         self._window = _Window()
         self._logged_s, self._logged_step = 0.0, 0
         self._log_period_s = 0.0 if cfg.log_every else _LOG_PERIOD_S
-        self._shares = _Shares(sdk)
+        self._collectives = _Collectives(sdk)
         self._stretches: List[List[verdict.InstanceTimes]] = []
         self._until_vote = 0  # executions
         self._before_vote = self._voted_step = 0
@@ -448,20 +471,21 @@ class _Trainer:
             finished = self.step >= run.epochs.updates
             if finished:
                 self.speaker.say(f"nothing is left to train: the run is of {run.epochs.updates:,} updates")
-            if resumed and (finished or (self._at_end_of_epoch() and not self._validated(self.step))):
+            validated = self.world.agree({"validated": self._validated(self.step)})["validated"]
+            if resumed and (finished or (self._at_end_of_epoch() and not validated)):
                 self._validate()
             while self.step < run.epochs.updates and not self._stopping():
                 self._train_to_end_of_epoch()
                 if not self._stopping() and self._at_end_of_epoch():
                     self._validate()
-            if (self.stop_signal or self.time_is_up) and self.step and not self.failure:
+            if self._stopping() and self.step and not self.failure:
                 self._save()
         finally:
             self.sampler.stop()
             self.board.close()
         if self.failure:
             raise TrainingError(self.failure)
-        if cfg.export and self.world.leads and not (self.stop_signal or self.time_is_up):
+        if cfg.export and not (self.stop_signal or self.time_is_up):
             self.heart.move("exporting", watched=False)
             with self.speaker.waiting("exporting"):
                 self._export()
@@ -472,6 +496,12 @@ class _Trainer:
 
     def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
         found = self.store.newest()
+        steps = [int(step) for (step,) in self.world.gather_numbers([found.manifest.step if found else 0])]
+        if len(set(steps)) > 1:
+            raise cli.UsageError(
+                f"The instances see different checkpoints in {self.store.folder}: the newest good one is of step "
+                f"{cli.alternatives(steps)}. All hosts have to share the folder, and to be able to read it."
+            )
         if found is None:
             if self.store.steps():
                 raise cli.UsageError(
@@ -514,12 +544,12 @@ class _Trainer:
         self.time_is_up = bool(lates[0])
         return sum(losses) / len(losses), sum(accuracies) / len(accuracies), bool(wishes[0])
 
-    def _end_stalled(self, sentence: str) -> None:
+    def _end_stalled(self, sentence: str, culprit: heartbeat.Status) -> None:
         """Ends this process, whose main thread may wait for ever inside the device or a collective."""
         kept = f"The last checkpoint is of step {self.saved_step:,}." if self.saved_step else "There is no checkpoint."
         text = f"{sentence} {kept} Go on with {_same_run(self.folder)}."
         with contextlib.suppress(cli.UsageError):
-            self.folder.write_error(self.world.instance, text)
+            self.folder.write_error(culprit.instance, text, host=culprit.host)
         self.speaker.warn(f"train: {text}")
         os._exit(1)
 
@@ -539,7 +569,7 @@ class _Trainer:
         dataset = _training_data(self.source, self.cfg, run, self.step, end, self.world.instance)
         self._callback = callbacks.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
-        self._watch()
+        self._begin_watch()
         self.heart.move("training" if self.compiled else "compiling", self.step, watched=self.compiled)
         if not self.compiled:
             self._compiling = self.speaker.waiting("compiling")
@@ -581,6 +611,7 @@ class _Trainer:
             samples = updates * run.batch.global_batch_size
             self.executing_s += execution.seconds
             self.timed_samples += samples
+            self.heart.expect(execution.seconds)
         # One instance's own loss is all that it has between votes; where it is not finite, the next vote finds it.
         if not math.isfinite(loss) and self._voted_step == self.step:
             self.failure = self._not_finite("The loss")
@@ -607,8 +638,8 @@ class _Trainer:
         if odd is not None:
             self.may_pass = True
             self.failure = (
-                f"The instances' weights have drifted apart by step {self.step:,}: {odd} differs from the others'. "
-                f"The memory or the network of that host may be at fault. {self._last_good()} "
+                f"The instances' weights have drifted apart by step {self.step:,}: {odd}. "
+                f"The memory of a host or its network may be at fault. {self._last_good()} "
                 f"Go on from it with {_same_run(self.folder)}."
             )
 
@@ -623,7 +654,7 @@ class _Trainer:
         per_epoch = self.plan.epochs.updates_per_epoch
         first = self._epoch * per_epoch
         self.speaker.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
-        self._watch()
+        self._begin_watch()
 
     def _try_checkpoint(self) -> None:
         """Writes the state once and throws it away: a disk that does not take it is found now and not after an epoch.
@@ -640,13 +671,9 @@ class _Trainer:
 
     def _write_and_forget(self) -> None:
         """Writes the state where nobody looks: what needs all instances is read by all when one of them saves."""
-        folder = self.folder.path / f".trial-{self.world.instance}"
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            folder.mkdir()
-            self.learner.state.write(str(folder / "state"))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        place = str(self.folder.path) if self.world.leads else None
+        with tempfile.TemporaryDirectory(prefix=".trial-", dir=place) as folder:
+            self.learner.state.write(f"{folder}/state")
 
     def _report_cache(self) -> None:
         if self.cache is None:
@@ -662,6 +689,11 @@ class _Trainer:
     def _watch(self) -> telemetry.Usage:
         """Returns how busy the IPUs were since the last call."""
         return self.sampler.mark()
+
+    def _begin_watch(self) -> None:
+        """Leaves out what was before, which is no training."""
+        self._watch()
+        self._collectives.take()
 
     def _not_finite(self, what: str) -> str:
         before = min(self._before_vote, self.step - self.plan.epochs.device_iterations)
@@ -723,7 +755,7 @@ class _Trainer:
 
     def _gather_shares(self, window: _Window, waited: Optional[float]) -> List[Dict[str, Any]]:
         """Returns where the seconds since the last log went, of every instance."""
-        own = (window.seconds, window.executing_s, waited, self._shares.collective_s(self.compiled))
+        own = (window.seconds, window.executing_s, waited, self._collectives.take())
         everyone = self.world.gather_numbers([math.nan if each is None else each for each in own])
         names = ("seconds", "executing_s", "input_wait_s", "collective_s")
         return [
@@ -745,7 +777,8 @@ class _Trainer:
     def _save(self) -> None:
         if self.step == self.saved_step:
             return
-        if not all(np.isfinite(weight).all() for weight in self.learner.model.get_weights()):
+        finite = all(np.isfinite(weight).all() for weight in self.learner.model.get_weights())
+        if not all(answer for (answer,) in self.world.gather_numbers([finite])):
             self.failure = self._not_finite("The weights")
             return
         run = self.plan
@@ -777,7 +810,8 @@ class _Trainer:
     def _validate(self) -> None:
         began = time.perf_counter()
         self.heart.move("evaluating", self.step, watched=self.validated)
-        self.scores = measure(self.learner, self.source, self.cfg, self.plan)
+        moved = functools.partial(self.heart.move, "evaluating", self.step, watched=self.validated)
+        self.scores = measure(self.learner, self.source, self.cfg, self.plan, moved)
         self.validated = True
         seconds = time.perf_counter() - began
         self.evaluation_s += seconds
@@ -817,6 +851,8 @@ class _Trainer:
         plain = models.make_export_model(
             self.learner.model, run.model.architecture, run.dataset.mean, run.dataset.deviation
         )
+        if not self.world.leads:
+            return  # it has read the weights with the others, which is what it is needed for
         fresh, old = self.folder.path / ".export", self.folder.path / ".export-old"
         for path in (fresh, old):
             shutil.rmtree(path, ignore_errors=True)
@@ -941,20 +977,20 @@ class _Window:
         return done
 
 
-class _Shares:
-    """How long this instance was in collectives since it was last asked, where the SDK tells it."""
+class _Collectives:
+    """How long this instance was in collectives, where the SDK tells it."""
 
     def __init__(self, sdk: Sdk) -> None:
         self._sdk = sdk
         self._before = 0.0
 
-    def collective_s(self, counts: bool) -> Optional[float]:
-        """Returns the seconds; those of the time before do not count."""
+    def take(self) -> Optional[float]:
+        """Returns the seconds since it was last asked."""
         now = self._sdk.collective_s()
         if now is None:
             return None
         seconds, self._before = now - self._before, now
-        return seconds if counts else 0.0
+        return seconds
 
 
 def _open_source(cfg: TrainConfig, run: RunPlan) -> data.Source:
@@ -1112,6 +1148,18 @@ def _versions(sdk: Sdk) -> Dict[str, str]:
         "numpy": np.__version__,
         "sdk": sdk.name,
     }
+
+
+def _versions_of_all(sdk: Sdk) -> Dict[str, str]:
+    """Returns what a job's instances must have in common, the code itself included."""
+    found = _versions(sdk)
+    for name in ("keras", "horovod", "tensorflow-datasets"):
+        with contextlib.suppress(importlib_metadata.PackageNotFoundError):
+            found[name] = importlib_metadata.version(name)
+    code = 0
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        code = zlib.crc32(path.read_bytes(), code)
+    return {**{f"the version of {name}": text for name, text in found.items()}, "the code of tf_ipu_dp": f"{code:08x}"}
 
 
 def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:

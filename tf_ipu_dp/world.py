@@ -23,13 +23,13 @@ _POPDIST = {
     "ipus_per_replica": "POPDIST_NUM_IPUS_PER_REPLICA",
     "offset": "POPDIST_REPLICA_INDEX_OFFSET",
 }
-# Launchers that tell a process its place and nothing of IPUs: index, instances, and instances on this host.
+# Launchers that tell a process its place and nothing of IPUs: index, instances, and index on this host.
 _RANKS = {
-    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     # Inside srun alone: a batch script has SLURM_PROCID, too.
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 _MOST_DIFFERENCES = 3
 # What Horovod, Gloo and Open MPI say when a peer is gone.
@@ -79,7 +79,7 @@ class Ranks:
     launcher: str
     instance: int
     instances: int
-    hosts: Optional[int]
+    local_instance: int
 
     def variables(self, *, replicas: int, ipus_per_replica: int) -> Dict[str, str]:
         """Returns what poprun would have told this process of the job."""
@@ -90,20 +90,21 @@ class Ranks:
             "NUM_IPUS_PER_REPLICA": ipus_per_replica,
             "REPLICA_INDEX_OFFSET": self.instance * local,
             "UNIFORM_REPLICAS_PER_INSTANCE": 1,
-            "LOCAL_INSTANCE_INDEX": self.instance % (self.instances // (self.hosts or 1)),
+            "LOCAL_INSTANCE_INDEX": self.local_instance,
         }
         return {f"POPDIST_{name}": str(value) for name, value in values.items()}
 
 
 def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
     """Returns this process's place among those of horovodrun, mpirun or srun; None where it is alone."""
-    for launcher, (rank, size, local_size) in _RANKS.items():
+    for launcher, (rank, size, local_rank) in _RANKS.items():
         if rank in environ and size in environ:
             instances, instance = _count(environ, size, 1), _count(environ, rank, 0)
             if instance >= instances:
                 raise cli.UsageError(f"{rank}={instance} and {size}={instances} do not fit. Start through {launcher}.")
             if instances > 1:
-                return Ranks(launcher, instance, instances, _read_hosts(environ, local_size, instances))
+                local = _count(environ, local_rank, 0) if local_rank in environ else instance
+                return Ranks(launcher, instance, instances, local)
     return None
 
 
@@ -155,16 +156,18 @@ class World:
             )
 
     def compare_digests(self, digests: Sequence[Tuple[str, int]]) -> Optional[str]:
-        """Returns the first name whose digest differs between the instances, and who has another one."""
+        """Returns the first name whose digest differs between the instances, and who differs from most of them."""
         total = hash_of(number for _, number in digests)
         if len(set(self.gather_numbers([float(total)]))) == 1:
             return None
         every = self.gather_numbers([float(number) for _, number in digests])
         for (name, _), numbers in zip(digests, zip(*every)):
-            usual, _ = collections.Counter(numbers).most_common(1)[0]
+            usual, times = collections.Counter(numbers).most_common(1)[0]
             odd = [instance for instance, number in enumerate(numbers) if number != usual]
+            if odd and 2 * times <= len(numbers):
+                return f"{name} differs between the instances"
             if odd:
-                return f"{name} of instance {cli.alternatives(odd)}"
+                return f"{name} of instance {cli.alternatives(odd)} differs from the others'"
         return None
 
     def hosts_where(self, here: bool) -> List[str]:

@@ -5,7 +5,7 @@ import threading
 
 import popdist
 
-from tf_ipu_dp import cli, data, train, training
+from tf_ipu_dp import data, train, training
 
 fault = sys.argv[1]
 broken = popdist.getInstanceIndex() == 1
@@ -48,4 +48,4 @@ if fault == "drift" and broken:
 
     training._Trainer._vote = drift
 
-train._leave(cli.run("train", lambda: train.main(words), sys.stderr))
+train.start(words)

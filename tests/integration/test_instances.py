@@ -204,7 +204,7 @@ def test_weights_that_drift_apart_are_found_and_the_variable_is_named(tmp_path):
         f"--run_dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert code == 1
-    assert "drifted apart by step 8: hidden1_dense/kernel:0 of instance 1 differs" in err
+    assert "drifted apart by step 8: hidden1_dense/kernel:0 differs between the instances" in err
     assert "last good checkpoint is of step 6" in err
 
 

@@ -49,8 +49,10 @@ def test_two_instances_get_what_one_gets(program, titles):
 
 COLLECTIVES = """
 import threading, time
-import popdist, tensorflow as tf
+import popdist, popdist.tensorflow, tensorflow as tf
+from tensorflow.python import ipu
 from tensorflow.python.ipu import distributed
+from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 from tf_ipu_dp.emulator import instances
 
 popdist.init()
@@ -88,6 +90,33 @@ def inside():
 for members in ([0, 2], [1, 2], [0, 2]):
     assert popdist.execute_on_instances(set(members), inside) == ((members, 2.0) if own in members else None)
 assert popdist.execute_on_instances({1}, inside) == (([1], 1.0) if own == 1 else None)
+
+# What was traced for all is traced again for some, and for all once more.
+config = ipu.config.IPUConfig()
+popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)
+config.configure_ipu_system()
+strategy = PopDistStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", input_shape=[1])])
+    model.compile(tf.keras.optimizers.SGD(0.0), metrics=[tf.keras.metrics.MeanSquaredError()], loss="mse")
+data = tf.data.Dataset.from_tensors(([[float(own)]], [[0.0]]))  # errors of 0, 1, 4 and 9
+
+
+def mean_error():
+    with strategy.scope():
+        model.fit(data, verbose=0)
+        return model.evaluate(data, verbose=0)[1]
+
+
+add_up = tf.function(lambda value: distributed.allreduce(value, SUM))
+for members, error, total in ((None, 3.5, 6.0), ({0, 2}, 2.0, 2.0), ({3}, 9.0, 3.0), (None, 3.5, 6.0)):
+    chosen = members or set(range(count))
+    for call, expected in (
+        (mean_error, error),
+        (lambda: float(strategy.run(add_up, [tf.constant(float(own))])), total),
+    ):
+        result = popdist.execute_on_instances(chosen, call) if members else call()
+        assert result == (expected if own in chosen else None), (members, result, expected)
 
 
 @tf.function

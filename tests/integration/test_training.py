@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
     [
         ("--model=cnn", "--model was mlp and is cnn"),
         ("--learning_rate=0.3", "--learning_rate was 0.05 and is 0.3"),
-        ("--micro_batch_size=8", "--global_batch_size was 64 and is 32"),
+        ("--global_batch_size=128", "a global batch of 128, but the run was trained with global batch 64"),
         ("--updates_per_epoch=64", "--updates_per_epoch was 128 and is 64"),
     ],
     ids=str,

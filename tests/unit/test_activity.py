@@ -21,7 +21,7 @@ from tf_ipu_dp import heartbeat
 from tf_ipu_dp.emulator import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=2)
 if sys.argv[1] != "-":
-    waits = {"input": heartbeat.INPUT, "others": heartbeat.OTHERS}.get(sys.argv[3])
+    waits = {"input": heartbeat.INPUT, "others": heartbeat.OTHERS, "nothing": heartbeat.NOTHING}.get(sys.argv[3])
     heart = heartbeat.Heart(
         Path(sys.argv[1]), instance=int(sys.argv[2]), instances=2, planned_steps=640, waits_for=lambda: waits
     )
@@ -76,7 +76,8 @@ def test_a_process_that_is_no_run_is_shown_with_its_command_and_nothing_else(wat
 @pytest.mark.parametrize(
     ("waits", "phase", "shown"),
     [
-        ("-", "training", "nothing"),
+        ("nothing", "training", "nothing"),
+        ("-", "training", None),
         ("input", "training", "input"),
         ("others", "training", "collective"),
         ("-", "compiling", "compiling"),
@@ -86,7 +87,17 @@ def test_a_run_tells_where_it_is_and_what_it_waits_for(watcher, hold, tmp_path, 
     hold(tmp_path / "runs" / "a", waits=waits, phase=phase)
     (found,) = watcher.look().processes
     assert (found.run, found.instance, found.instances, found.phase) == ("a", 0, 2, phase)
-    assert (found.step, found.planned_steps, found.samples_per_s, found.waits_for) == (120, 640, 1842.0, shown)
+    assert (found.step, found.planned_steps, found.waits_for) == (120, 640, shown)
+
+
+@pytest.mark.parametrize(
+    ("phase", "still_s", "shown"),
+    [("training", 2.0, 1842.0), ("training", 60.0, None), ("evaluating", 0.0, None), ("saving", 0.0, None)],
+)
+def test_the_speed_is_told_only_while_steps_are_made(phase, still_s, shown):
+    process = activity.Process(7, "ann", "x", 1.0, (0,), "running")
+    status = heartbeat.Status("/runs/a", 0, 1, "h", 7, phase, 120, 640, 1842.0, None, still_s, time=100.0)
+    assert activity._judged(process, status, 100.5).samples_per_s == shown
 
 
 def test_the_folder_of_a_run_that_was_started_elsewhere_is_found(watcher, hold, tmp_path, monkeypatch):
@@ -153,7 +164,8 @@ def test_the_value_for_programs_is_json_with_units_and_nulls(watcher, hold, tmp_
     value = json.loads(json.dumps(watcher.look().to_value()))
     assert value["schema"] == 1 and value["time"].endswith("Z")
     ipu, process = value["ipus"][0], value["processes"][0]
-    assert ipu["power_w"] is None and type(ipu["utilisation_pct"]) is float and ipu["other"]["target"] == "Fabric"
+    assert ipu["power_w"] is None and type(ipu["clock_mhz"]) is float and ipu["other"]["target"] == "Fabric"
+    assert value["ipus"][7]["utilisation_pct"] == 0.0
     assert process["ipus"] == [0, 1] and process["run_dir"] == str(Path(tmp_path / "a"))
 
 

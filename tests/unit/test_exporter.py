@@ -55,6 +55,21 @@ def test_metrics_carry_ipu_board_process_and_run_and_unknown_values_are_absent(s
     assert not [key for key in found if ("ipu", "4") in key and key[0] == "ipu_utilisation_ratio"]
 
 
+def test_an_ipu_of_an_unknown_process_is_attached_one_without_an_id_is_left_out_and_boards_tell_what_is_known(scrape):
+    ipus = [
+        telemetry.Ipu(id=0, board_serial="b", user="ann"),
+        telemetry.Ipu(id=1, board_serial="b", board_power_w=100.0),
+        telemetry.Ipu(board_serial="b"),
+        telemetry.Ipu(problem="link down"),
+    ]
+    scrape.update(activity.Snapshot(0.0, "poplar", tuple(ipus), ()))
+    found = scrape()
+    attached = {dict(key[1:])["ipu"]: value for key, value in found.items() if key[0] == "ipu_attached"}
+    assert attached == {"0": 1.0, "1": 0.0}
+    assert len([key for key in found if key[0] == "ipu_up"]) == 2
+    assert found[("ipu_board_power_watts", ("board", "b"))] == 100.0
+
+
 def test_scrapes_are_answered_before_the_first_look_and_while_no_device_answers(scrape):
     assert scrape()[("ipu_failed_samples_total",)] == 0.0
     silent = telemetry.Ipu(id=3, problem="gone")

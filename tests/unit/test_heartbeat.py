@@ -38,8 +38,8 @@ def test_who_says_nothing_is_stopped_or_gone_in_whatever_phase():
     watch = watch_of(own, status(1, waits_for=INPUT), status(2))
     watch.note(status(0, at=1.0, phase="compiling"), 11.0)
     watch.note(status(2, at=1.0), 11.0)
-    said = watch.judge(own, 11.0, 10.0, watched=False)
-    assert said == (
+    said, culprit = watch.judge(own, 11.0, 10.0, watched=False)
+    assert culprit.instance == 1 and said == (
         "instance 1 on host1 (pid 101) has not been heard of for 11 s: it is stopped, or its host or the network to it "
         "is gone. It was training after step 40, waiting for input."
     )
@@ -48,7 +48,7 @@ def test_who_says_nothing_is_stopped_or_gone_in_whatever_phase():
 def test_who_waits_for_its_input_keeps_those_waiting_that_wait_for_others():
     own = status(0, still_s=12.0, waits_for=OTHERS)
     watch = watch_of(own, status(1, still_s=12.5, waits_for=INPUT), status(2, still_s=12.0, waits_for=OTHERS))
-    assert watch.judge(own, 0.0, 10.0, watched=True) == (
+    assert watch.judge(own, 0.0, 10.0, watched=True)[0] == (
         "instance 1 on host1 (pid 101) has not moved for 12 s: it is training after step 40, waiting for input."
     )
 
@@ -56,13 +56,13 @@ def test_who_waits_for_its_input_keeps_those_waiting_that_wait_for_others():
 def test_who_waits_for_nothing_known_is_blamed_before_those_that_wait_for_others():
     own = status(0, still_s=12.0, waits_for=OTHERS)
     watch = watch_of(own, status(1, still_s=12.0, waits_for=OTHERS), status(2, still_s=12.0, phase="saving"))
-    assert "instance 2 on host2" in watch.judge(own, 0.0, 10.0, watched=True)
+    assert "instance 2 on host2" in watch.judge(own, 0.0, 10.0, watched=True)[0]
 
 
 def test_when_all_wait_for_each_other_the_network_is_named():
     own = status(0, still_s=12.0, waits_for=OTHERS)
     watch = watch_of(own, *(status(i, still_s=12.0, waits_for=OTHERS) for i in (1, 2)))
-    assert "all 3 instances are training after step 40, waiting for other instances" in watch.judge(own, 0, 10, True)
+    assert "all 3 instances are training after step 40, waiting for other instances" in watch.judge(own, 0, 10, True)[0]
 
 
 def test_compiling_takes_as_long_as_it_takes():
@@ -85,7 +85,7 @@ def test_an_instance_that_has_ended_is_not_missed_and_a_sleep_of_this_one_is_no_
     watch.forget(1)
     watch.forgive(100.0)
     assert watch.judge(own, 105.0, 10.0, watched=True) is None
-    assert "instance" in watch.judge(own, 120.0, 10.0, watched=True)
+    assert "instance" in watch.judge(own, 120.0, 10.0, watched=True)[0]
 
 
 @pytest.fixture
@@ -111,8 +111,9 @@ def test_a_heart_tells_where_it_is_until_it_stops(tmp_path, environ):
 def test_a_heart_that_stands_still_says_so_once(tmp_path, environ):
     said, told = [], threading.Event()
 
-    def on_stall(sentence):
+    def on_stall(sentence, culprit):
         said.append(sentence)
+        assert culprit.pid == os.getpid()
         told.set()
 
     heart = Heart(tmp_path, waits_for=lambda: INPUT, limit_s=0.5, on_stall=on_stall, environ=environ)
@@ -121,6 +122,27 @@ def test_a_heart_that_stands_still_says_so_once(tmp_path, environ):
     assert told.wait(10)
     heart.stop()
     assert len(said) == 1 and "training after step 3, waiting for input" in said[0]
+
+
+def test_input_that_never_comes_is_found_while_compiling_too(tmp_path, environ):
+    told = threading.Event()
+    heart = Heart(
+        tmp_path, waits_for=lambda: INPUT, limit_s=0.5, on_stall=lambda *_: told.set(), environ=environ
+    )  # fmt: skip
+    heart.move("compiling", 0, watched=False)
+    heart.start()
+    assert told.wait(10)
+    heart.stop()
+
+
+def test_who_waits_for_nothing_is_not_said_to_wait():
+    assert status(0, waits_for=heartbeat.NOTHING).place() == "training after step 40"
+
+
+def test_a_pipe_a_folder_and_a_tower_of_brackets_are_no_status_and_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "tower").write_text("[" * 60_000)
+    assert [heartbeat.read(path) for path in (tmp_path / "pipe", tmp_path, tmp_path / "tower")] == [None] * 3
 
 
 def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, environ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tf_ipu_dp import cli, monitor
+from tf_ipu_dp import activity, cli, explanation, monitor, verdict
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,21 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
 def test_what_does_not_fit_is_refused_with_what_does(words, sentence):
     with pytest.raises(cli.UsageError, match=sentence):
         monitor.parse(words)
+
+
+def test_runs_of_the_same_name_have_a_sentence_each(monkeypatch):
+    sentences = {"/x/a": "Held back by x.", "/y/a": "Held back by y.", "/x/b": "Well fed."}
+
+    def explain(folder):
+        return verdict.Verdict("well fed", sentences[str(folder)])
+
+    monkeypatch.setattr(explanation, "explain_lately", explain)
+    runs = [
+        activity.Process(number, "ann", "x", 1.0, (number,), "running", run_dir=folder, run=folder[-1])
+        for number, folder in enumerate(sentences)
+    ]
+    found = monitor._read_verdicts(activity.Snapshot(0.0, "poplar", (), tuple(runs)))
+    assert found == {"/x/a": "Held back by x.", "/y/a": "Held back by y.", "b": "Well fed."}
 
 
 def test_the_help_shows_which_values_may_be_left_out(capsys):

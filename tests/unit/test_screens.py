@@ -61,6 +61,31 @@ def test_missing_power_of_an_ipu_in_use_is_explained():
     assert text.count("GCDA_MONITOR=1") == 1
 
 
+def test_what_belongs_to_a_board_is_shown_once_by_whichever_of_its_ipus_tells_it():
+    mute = dataclasses.replace(IPU, board_temp_c=None, board_power_w=None)
+    text = screens.render(snapshot(mute, IDLE, dataclasses.replace(SILENT, board_serial="0001")), screens.Look())
+    assert re.search(r"^  0 .* 29\.6 +114\.7  none ", text, re.MULTILINE)
+    assert text.count("29.6") == text.count("114.7") == 1 and "GCDA" not in text
+
+
+def test_every_dash_has_its_reason():
+    bare = dataclasses.replace(IPU, clock_mhz=None, board_type=None, session_utilisation_pct=None, power_w=None)
+    bare = dataclasses.replace(bare, error_state=None, host_link_errors=None, link_errors=None, user=None)
+    runs = [dataclasses.replace(PROCESS, samples_per_s=None, waits_for=None), dataclasses.replace(PROCESS, run=None)]
+    idle = dataclasses.replace(IDLE, board_serial="0002")
+    text = screens.render(snapshot(bare, idle, processes=runs), screens.Look())
+    assert "Where there is a dash, the driver does not report it: Type, Clock, Session, Errors, Owner.\n" in text
+    for reason in ("need GCDA_MONITOR=1", "only while an application runs", "of this user's runs", "after the first"):
+        assert text.count(reason) == 1, reason
+    assert "What a run waits for is known on the emulator alone" in text
+
+
+def test_an_emulated_ipu_that_was_just_attached_is_not_called_unreported():
+    new = dataclasses.replace(IPU, board_variant="emulated", utilisation_pct=None, session_utilisation_pct=None)
+    text = screens.render(snapshot(new, sdk="emulator"), screens.Look())
+    assert "is known a second after its process has attached" in text and "the driver" not in text
+
+
 def test_the_emulator_says_so_and_why():
     emulated = dataclasses.replace(IDLE, board_variant="emulated")
     text = screens.render(snapshot(emulated, processes=(), sdk="emulator", note="no SDK"), screens.Look())
@@ -81,9 +106,9 @@ def test_a_process_is_shown_in_its_state(changes, state):
     assert re.search(rf"01:02:05  0 +{state} +a ", text)
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_nothing_in_a_name_or_a_command_moves_the_cursor_or_hides(user, command):
-    process = dataclasses.replace(PROCESS, user=user, command=f"x{command}")
+@given(st.text(min_size=1, max_size=30), st.text(max_size=30), st.text(max_size=30))
+def test_nothing_in_a_name_a_phase_or_a_command_moves_the_cursor_or_hides(user, phase, command):
+    process = dataclasses.replace(PROCESS, user=user, phase=phase, command=f"x{command}")
     text = screens.render(snapshot(dataclasses.replace(IPU, user=user), processes=[process]), screens.Look())
     assert all(each == "\n" or each.isprintable() for each in text)
     assert len(text.splitlines()) == len(screens.render(snapshot(IPU), screens.Look()).splitlines())

@@ -16,7 +16,7 @@ try:
 except sdk.SdkError as error:
     sys.exit(f"refused: {error}")
 print(found.name, found.ipu.__name__, found.popdist.__name__, found.gcipuinfo.__name__)
-print(found.ipu.config.IPUConfig().auto_select_ipus)
+print(found.ipu.config.IPUConfig().auto_select_ipus, found.waits_for())
 """
 
 
@@ -34,7 +34,7 @@ def load(tmp_path):
     return start
 
 
-EMULATOR = "emulator tf_ipu_dp.emulator.ipu tf_ipu_dp.emulator.popdist tf_ipu_dp.emulator.gcipuinfo\n[]\n"
+EMULATOR = "emulator tf_ipu_dp.emulator.ipu tf_ipu_dp.emulator.popdist tf_ipu_dp.emulator.gcipuinfo\n[] nothing\n"
 
 
 def test_without_an_sdk_auto_takes_the_emulator_and_says_so_once(load):

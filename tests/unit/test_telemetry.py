@@ -184,6 +184,32 @@ def test_ipus_that_were_seen_stay_as_rows_with_the_reason_when_the_library_fails
     assert reader.look().ipus[0].problem is None
 
 
+def test_a_device_that_fails_keeps_its_own_id_and_gets_none_that_is_guessed():
+    two, three = {**DEVICE, "id": "2"}, DEVICE
+    reader = telemetry.Reader("poplar", Answering([two, three], [two, "down"], ["down", three], ["down"], [["3", "x"]]))
+    assert [[(ipu.id, ipu.problem) for ipu in reader.look().ipus] for _ in range(5)] == [
+        [(2, None), (3, None)],
+        [(2, None), (3, "down")],
+        [(2, "down"), (3, None)],
+        [(None, "down")],
+        [(3, "x")],
+    ]
+    for answers, numbers in (([{"id": "0"}, "down"], [0, 1]), ([two, "down"], [2, None])):
+        assert [ipu.id for ipu in telemetry.Reader("poplar", Answering(answers)).look().ipus] == numbers
+
+
+def test_the_emulators_module_under_the_sdks_name_is_not_taken_for_the_sdk(partition):
+    code = (
+        "from tf_ipu_dp import emulator, telemetry; emulator.install(); import gcipuinfo\n"
+        "reader = telemetry.open_reader('auto'); print(reader.name, reader.note)\n"
+        "try: telemetry.open_reader('poplar')\n"
+        "except telemetry.TelemetryError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = "the emulator stands in for the Poplar SDK in this process"
+    assert done.stdout == f"emulator {said}\n{said}\n"
+
+
 def test_the_sdk_is_not_asked_more_often_than_it_may_be(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
@@ -212,6 +238,8 @@ import os, sys, time
 print("noise of the driver")
 class Broken(dict):
     def __getitem__(self, key): raise OSError("link down")
+class HalfBroken(dict):
+    def __getitem__(self, key): return "7" if key == "id" else 1 / 0
 class gcipuinfo:
     def __init__(self): self.looks = 0
     def setUpdateMode(self, on): self.updates = on
@@ -220,20 +248,22 @@ class gcipuinfo:
         os.write(1, b"more noise\\n")
         self.looks += 1
         if self.looks == 2: HAPPENS
-        return [{"id": "0", "ipu power": "40.9 W"}, Broken({"id": "1"})]
+        return [{"id": "0", "ipu power": "40.9 W"}, Broken({"id": "1"}), HalfBroken({"id": "7", "clock": ""})]
     def checkHealthOfDevices(self): return "{}"
     def getLastAppEventRecord(self, path): return {"severity": "error", "description": path}
 """
 
 
-def test_the_sdks_library_is_kept_apart_and_a_device_that_fails_is_a_row(library):
+def test_the_sdks_library_is_kept_apart_and_a_device_that_fails_is_a_row(library, monkeypatch):
+    monkeypatch.delitem(sys.modules, "gcipuinfo", raising=False)  # of another test
     library(WORKING.replace("HAPPENS", "pass"))
     reader = telemetry.open_reader("auto")
     try:
         assert (reader.name, reader.note) == ("poplar", None) and "gcipuinfo" not in sys.modules
-        first, second = reader.look().ipus
+        first, second, third = reader.look().ipus
         assert (first.id, first.power_w, first.problem) == (0, 40.9, None)
         assert (second.id, second.problem) == (1, "gcipuinfo failed (OSError: link down)")
+        assert (third.id, third.problem) == (7, "gcipuinfo failed (ZeroDivisionError: division by zero)")
         assert reader.read_faults() == [] and reader.read_event("/x")["description"] == "/x"
     finally:
         reader.close()
@@ -255,7 +285,7 @@ def test_a_library_that_crashes_or_hangs_later_is_a_reason_and_the_rows_stay(lib
         assert reader.look().problem is None
         failed = reader.look()
         assert failed.problem.startswith(reason)
-        assert [ipu.id for ipu in failed.ipus] == [0, 1]
+        assert [ipu.id for ipu in failed.ipus] == [0, 1, 7]
     finally:
         reader.close()
 

@@ -51,10 +51,10 @@ def test_variables_that_describe_no_job_are_refused_by_name(change, named):
 @pytest.mark.parametrize(
     ("environ", "ranks"),
     [
-        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2"}, ("horovodrun", 1, 4, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("mpirun", 0, 2, None)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, ("mpiexec", 3, 4, 1)),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, ("srun", 5, 8, None)),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1"}, ("horovodrun", 2, 4, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("mpirun", 0, 2, 0)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3"}, ("mpiexec", 3, 4, 3)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, ("srun", 5, 8, 1)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -78,7 +78,7 @@ def test_a_rank_beyond_the_size_is_refused():
 
 def test_ranks_give_the_variables_that_poprun_would_have_set():
     launched = [
-        world.read_launched(world.Ranks("srun", rank, 4, 2).variables(replicas=8, ipus_per_replica=2))
+        world.read_launched(world.Ranks("srun", rank, 4, rank % 2).variables(replicas=8, ipus_per_replica=2))
         for rank in range(4)
     ]
     assert launched == [LaunchedTopology("poprun", 8, 2, instances=4, instance=rank) for rank in range(4)]

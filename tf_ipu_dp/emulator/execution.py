@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
@@ -47,6 +47,7 @@ class Shape:
     metrics: str = "NONE"
     each_step: bool = False
     generation: int = 0
+    members: Optional[FrozenSet[int]] = None  # the instances it is confined to
 
 
 def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:

@@ -3,30 +3,35 @@
 Importing takes seconds of a core, which instances on one host would all spend at the same time. A fork looks to the
 program like a fresh Python that was started with its words and variables: its own session, streams, arguments, path and
 signals, the right words in the list of processes, its exit handlers run at the end. Where that is not possible (another
-Python, options, a start-up hook of the user's, a program without TensorFlow) the program is started as usual. Linux
-only.
+Python, options, a start-up hook of the user's, a program without TensorFlow, or one that sets what TensorFlow reads as
+it is imported) the program is started as usual. Linux only.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import importlib.machinery
-import importlib.util
 import io
 import os
+import re
 import runpy
 import shutil
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 import types
 from pathlib import Path
-from typing import IO, Any, Callable, List, Mapping, NoReturn, Optional, Sequence
+from typing import IO, Any, Callable, FrozenSet, List, Mapping, NoReturn, Optional, Sequence, Tuple
+
+from tf_ipu_dp.emulator import stragglers
 
 ASKED = "IPU_EMULATOR_PRELOAD"
 _PRELOADED = (
@@ -36,6 +41,10 @@ _PRELOADED = (
 )  # fmt: skip
 # What the libraries read as they are imported. It is the same for all instances of a host.
 _READ_EARLY = ("OMP_", "KMP_", "MKL_", "OPENBLAS_", "TF_", "HOROVOD_", "PYTHON", "LD_", "CUDA_")
+# What Python and the C library read before all else: no fork can begin with other values than its parent.
+_READ_FIRST = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ")
+_READ_BY_A_FORK = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_OUR_PACKAGE = __name__.split(".", 1)[0]
 _OUR_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 _SHOWN_FIRST = ("IPU_EMULATOR_", "POPDIST_")
 _OF_AN_INSTANCE = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK")
@@ -60,11 +69,16 @@ def are_possible(words: Sequence[str], environs: Sequence[Mapping[str, str]]) ->
     if len(environs) < 2 or sys.platform != "linux" or os.environ.get(ASKED) == "0" or environs[0].get(ASKED) == "0":
         return False
     early = [{name: environ.get(name) for name in environ if _is_read_early(name)} for environ in environs]
+    path = environs[0].get("PYTHONPATH", "")
+    text = _program_text(words[1:], path)
     return (
         all(each == early[0] for each in early)
+        and all(_read_first(environ) == _read_first(os.environ) for environ in environs)
         and _is_this_python(words[0], environs[0].get("PATH", ""))
-        and "tensorflow" in _program_text(words[1:]).lower()
-        and not _has_a_hook(environs[0].get("PYTHONPATH", ""))
+        and "tensorflow" in text.lower()
+        and (_is_ours(words[1:]) or not _sets_what_is_read_early(text))
+        and not _has_a_hook(path)
+        and _can_be_marked(environs)
     )
 
 
@@ -119,6 +133,30 @@ def _is_read_early(name: str) -> bool:
     return name.startswith(_READ_EARLY) and name not in _OF_AN_INSTANCE
 
 
+def _read_first(environ: Mapping[str, str]) -> Mapping[str, str]:
+    return {
+        name: value for name, value in environ.items() if name.startswith(_READ_FIRST) and name not in _READ_BY_A_FORK
+    }
+
+
+def _sets_what_is_read_early(text: str) -> bool:
+    """Whether a program may set variables for the import of TensorFlow, which a fork has behind it."""
+    names = "|".join(_READ_EARLY)
+    return bool(re.search(r"environ|putenv", text) and re.search(rf"\b(?!TF_POPLAR_)(?:{names})[A-Z]", text))
+
+
+def _is_ours(words: Sequence[str]) -> bool:
+    """Whether it is a command of this package: these set nothing early but how much the libraries log."""
+    return len(words) > 1 and words[0] == "-m" and words[1].split(".")[0] == _OUR_PACKAGE
+
+
+def _can_be_marked(environs: Sequence[Mapping[str, str]]) -> bool:
+    """Whether there is room to show the job's mark, by which whatever is left of the job is found."""
+    start, end = _places_shown()[1]
+    marks = [f"{stragglers.NAME}={environ.get(stragglers.NAME, '')}" for environ in environs]
+    return all(len(os.fsencode(mark)) < end - start for mark in marks)
+
+
 def _is_this_python(word: str, path: str) -> bool:
     found = shutil.which(word, path=path)
     # Within one environment python, python3 and python3.11 are the same; between environments the links differ.
@@ -129,20 +167,32 @@ def _is_this_python(word: str, path: str) -> bool:
     )
 
 
-def _program_text(words: Sequence[str]) -> str:
+def _program_text(words: Sequence[str], path: str) -> str:
     """Returns the program's source, or nothing where it is not one that can be run here."""
     try:
         if words[0] == "-c":
             return words[1]
         if words[0] == "-m":
-            found = importlib.machinery.PathFinder.find_spec(words[1].split(".")[0], [str(Path.cwd()), *sys.path])
-            if found is None:
-                return ""
-            spec = importlib.util.find_spec(words[1])
-            return Path(spec.origin).read_text(encoding="utf-8", errors="replace") if spec and spec.origin else ""
-        return Path(words[0]).read_text(encoding="utf-8", errors="replace") if words[0].endswith(".py") else ""
-    except (IndexError, OSError, ImportError, ValueError):
+            origin = _find_module(words[1], [str(Path.cwd()), *filter(None, path.split(os.pathsep)), *sys.path])
+        else:
+            origin = words[0] if words[0].endswith(".py") else ""
+        return Path(origin).read_text(encoding="utf-8", errors="replace") if origin else ""
+    except Exception:  # whatever is wrong with it, the program will say so itself
         return ""
+
+
+def _find_module(name: str, places: Optional[Sequence[str]]) -> str:
+    """Returns the file that `python -m` would run. Unlike importlib's own search it imports no package on the way."""
+    spec = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:count]), places)
+        if spec is None:
+            return ""
+        places = spec.submodule_search_locations
+    if places is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
+    return (spec.origin or "") if spec else ""
 
 
 def _has_a_hook(path: str) -> bool:
@@ -154,6 +204,8 @@ def _has_a_hook(path: str) -> bool:
 
 def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], out: int, err: int) -> NoReturn:
     """Turns this child into the program."""
+    gc.freeze()  # what is the parent's stays untouched, and shared
+    loaded = frozenset(sys.modules)
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for number, handle in enumerate((null, out, err)):
@@ -166,30 +218,20 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
         os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _writer(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _writer(2)  # type: ignore[misc]
     for place in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(1, place)
     _show_process(words, environ)
-    code = 0
-    try:
-        _run(list(words[1:]))
-    except SystemExit as error:
-        code = _exit_code(error)
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        code = 128 + signal.SIGINT
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FRAMES:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        code = 1
+    if "numpy" in sys.modules:  # Python's own generator sees to it itself
+        sys.modules["numpy"].random.seed()
+    code = _run_to_its_end(words)
     # As the interpreter does it when it ends.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _let_go(loaded)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -198,24 +240,66 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
     os._exit(code)
 
 
-def _run(words: List[str]) -> None:
+def _run_to_its_end(words: Sequence[str]) -> int:
+    try:
+        _run(words)
+    except SystemExit as error:
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return 128 + signal.SIGINT
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FRAMES:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _let_go(loaded: FrozenSet[str]) -> None:
+    """Drops what the program's modules hold, so that files are closed and objects say goodbye; the rest is flushed."""
+    threading.excepthook = lambda _: None  # threads that nobody waits for would be stopped by now
+    for name, module in list(sys.modules.items()):
+        if name == "__main__" or (name not in loaded and _is_of_the_user(name, module)):
+            content = vars(module)
+            for each in sorted(content, key=lambda key: not key.startswith("_")):
+                if each != "__builtins__":
+                    content[each] = None
+    gc.collect()
+    for held in gc.get_objects():
+        if isinstance(held, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with contextlib.suppress(Exception):
+                held.flush()
+
+
+def _is_of_the_user(name: str, module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    installed = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return isinstance(file, str) and not file.startswith(installed) and name.split(".", maxsplit=1)[0] != _OUR_PACKAGE
+
+
+def _run(given: Sequence[str]) -> None:
+    words = list(given[1:])
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = list(given)
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    content = module.__dict__
+    content.update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
     if words[0] == "-m":
-        sys.argv = words[1:]
+        sys.argv = ["-m", *words[2:]]
         sys.path[0] = str(Path.cwd())
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        return
-    module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=builtins)
-    sys.modules["__main__"] = module
-    if words[0] == "-c":
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+    elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         sys.path[0] = ""
-        exec(compile(words[1], "<string>", "exec"), module.__dict__)
-        return
-    sys.argv = words
-    sys.path[0] = str(Path(words[0]).resolve().parent)
-    module.__dict__.update(__file__=words[0])
-    exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), module.__dict__)
+        exec(compile(words[1], "<string>", "exec"), content)
+    else:
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+        loader = importlib.machinery.SourceFileLoader("__main__", words[0])
+        content.update(__file__=words[0], __cached__=None, __loader__=loader)
+        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), content)
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -248,14 +332,25 @@ def _show_process(words: Sequence[str], environ: Mapping[str, str]) -> None:
 
     The memory is where the parent's own were when it was started; nothing refers to it any more.
     """
-    variables = [f"{name}={value}" for name, value in environ.items()]
-    variables.sort(key=lambda each: not each.startswith(_SHOWN_FIRST))
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-        for place, texts in ((45, words), (47, variables)):
-            start, end = int(fields[place]), int(fields[place + 1])
-            room = end - start
+    for (start, end), texts in zip(_places_shown(), (words, _shown_variables(environ))):
+        room = end - start
+        if room > 0:
             content = b"\0".join(os.fsencode(text) for text in texts)[: room - 1]
             ctypes.memmove(start, content.ljust(room, b"\0"), room)
+
+
+def _shown_variables(environ: Mapping[str, str]) -> List[str]:
+    """Returns the variables, the job's mark first."""
+    variables = [f"{name}={value}" for name, value in environ.items()]
+    mark = f"{stragglers.NAME}="
+    return sorted(variables, key=lambda each: (not each.startswith(mark), not each.startswith(_SHOWN_FIRST)))
+
+
+def _places_shown() -> Tuple[Tuple[int, int], Tuple[int, int]]:
+    """Returns where in memory the words and the variables are that /proc shows, from and to."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        words, words_end, variables, variables_end = (int(field) for field in fields[45:49])
     except (OSError, IndexError, ValueError):
-        pass
+        return (0, 0), (0, 0)
+    return (words, words_end), (variables, variables_end)

@@ -34,6 +34,7 @@ STALE_S = 5.0
 _IPUS_PER_BOARD = 4
 _UNKNOWN = "N/A"
 _IDLE = {IpuUtilisation: "0.00%", IpuUtilisationSession: "0.00%"}
+_NOT_YET = {IpuUtilisation: _UNKNOWN, IpuUtilisationSession: _UNKNOWN, INPUT_WAIT: _UNKNOWN}
 _mode: Optional[int] = None
 
 
@@ -84,7 +85,7 @@ class gcipuinfo:  # noqa: N801
         now = time.monotonic()
         for holding in self._partition.holdings():
             key = (holding.owner.pid, holding.meter.attached)
-            before, told = self._looks.get(key, (holding.earlier, _IDLE))
+            before, told = self._looks.get(key, (holding.earlier, _NOT_YET))
             looks[key], activity = _activity(holding.meter, before, told, now)
             holders.update((ipu, (holding.owner, activity)) for ipu in holding.owner.ipus)
         self._looks = looks
@@ -136,7 +137,7 @@ def _activity(
 
 
 def _share(part: float, seconds: float) -> str:
-    return f"{min(1.0, max(0.0, part / seconds)):.2%}" if seconds > 0 else "0.00%"
+    return f"{min(1.0, max(0.0, part / seconds)):.2%}" if seconds > 0 else _UNKNOWN
 
 
 def _describe(ipu: int, owner: Optional[registry.Owner], activity: Dict[str, str]) -> Dict[str, str]:

@@ -270,18 +270,26 @@ class Remote:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._heard = time.monotonic()
-            if not line.startswith(_FRAME):
-                continue
-            self._busy = True  # whoever reads our output may take his time
-            ((what, value),) = json.loads(line[len(_FRAME) :]).items()
-            handler: Callable[[Any], None] = getattr(self, f"_on_{what}")
-            handler(value)
-            self._heard, self._busy = time.monotonic(), False
+        try:
+            for line in self._process.stdout:
+                self._heard = time.monotonic()
+                if line.startswith(_FRAME):
+                    self._take(line[len(_FRAME) :])
+        except Exception as error:
+            self._lose(f"What host {self.host} sent could not be used ({type(error).__name__}: {error}).")
+            return
         self._process.wait()
         time.sleep(0.1)  # for the last words of the remote shell
         self._lose(self._why_it_ended())
+
+    def _take(self, frame: bytes) -> None:
+        self._busy = True  # whoever reads our output may take his time
+        try:
+            ((what, value),) = json.loads(frame).items()
+            handler: Callable[[Any], None] = getattr(self, f"_on_{what}")
+            handler(value)
+        finally:
+            self._heard, self._busy = time.monotonic(), False
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -350,7 +358,8 @@ class _Agent:
     """The other side of `Remote`. It is also where the group's output and events go."""
 
     def __init__(self) -> None:
-        self._inbox: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue()
+        # Signal handlers put into it, at any moment.
+        self._inbox: queue.SimpleQueue[Optional[Dict[str, Any]]] = queue.SimpleQueue()
         self._group: Optional[processes.Group] = None
         self._writing = threading.Lock()
 

@@ -29,6 +29,11 @@ def count() -> int:
     return len(_confined[-1]) if _confined else _size()
 
 
+def members() -> Optional[FrozenSet[int]]:
+    """Returns the instances that collectives are confined to, or None. What is traced is traced for them."""
+    return _confined[-1] if _confined else None
+
+
 def connect() -> None:
     """Meets the other instances. Calling it again is harmless."""
     global _connected, _server  # noqa: PLW0603

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import execution, pipelines, random_numbers
+from tf_ipu_dp.emulator import execution, instances, pipelines, random_numbers
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue, ipu_outfeed_queue
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
@@ -380,6 +380,7 @@ def _execution_shape(model: Any, **training: Any) -> execution.Shape:
         local_replicas(model),
         metrics=reduction.name,
         generation=random_numbers.generation(),
+        members=instances.members(),
         **training,
     )
 

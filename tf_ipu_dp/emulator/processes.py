@@ -19,7 +19,7 @@ from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, S
 from tf_ipu_dp.emulator import forks, stragglers
 
 FAILURE_GRACE_S = 3.0  # for the others, when one has failed
-SIGNAL_GRACE_S = 30.0  # when asked to end: a training run saves a checkpoint
+SIGNAL_GRACE_S = 120.0  # when asked to end: a training run saves a checkpoint
 _SETTLE_S = 0.3  # within which deaths count as one event, whose cause is looked for
 _CHUNK = 1 << 16
 _POLL_S = 0.02
@@ -145,10 +145,17 @@ class Group:
 
     def start(self) -> None:
         """Starts them all. The thread that calls it must outlive them: they are killed when it ends."""
-        environs = [command.environ for command in self._commands.values()]
+        environs = [self._marked(command) for command in self._commands.values()]
         words = [list(command.words) for command in self._commands.values()]
         forked = all(each == words[0] for each in words) and forks.are_possible(words[0], environs)
         forked = forked and forks.preload(environs[0])
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", stragglers.__file__, self._mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for index, command in self._commands.items():
             process = self._start(command, forked)
             self._processes[index] = process
@@ -158,16 +165,12 @@ class Group:
                 reader.start()
                 self._readers.append(reader)
             threading.Thread(target=self._wait, args=(index, process), daemon=True).start()
-        self._watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", stragglers.__file__, self._mark],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+
+    def _marked(self, command: Command) -> Dict[str, str]:
+        return {**command.environ, stragglers.NAME: stragglers.marked(os.environ, self._mark)}
 
     def _start(self, command: Command, forked: bool) -> Any:
-        environ = {**command.environ, stragglers.NAME: stragglers.marked(os.environ, self._mark)}
+        environ = self._marked(command)
         # It makes two system calls and takes no lock, which is safe beside the reading threads.
         make_ready = _make_ready(command.cpus, os.getpid())
         if forked:
@@ -257,7 +260,8 @@ def supervise(groups: Sequence[Processes], events: Events) -> Optional[Failure]:
     before = {number: signal.signal(number, events.signalled) for number in numbers}
     watch = _Watch(groups, events)
     try:
-        for group in groups:
+        # This machine's last: others can begin while it imports what its instances share.
+        for group in sorted(groups, key=lambda each: isinstance(each, Group)):
             group.start()
         return watch.run()
     finally:

@@ -152,8 +152,12 @@ class Attachment:
             self._beaten = self._tell()
 
     def release(self) -> None:
-        """Gives the IPUs back. Doing it twice is harmless."""
+        """Gives the IPUs back. Doing it twice is harmless, as it is in a forked worker, which does not hold them."""
         if self._handle < 0:
+            return
+        if os.getpid() != self._owner.pid:
+            os.close(self._handle)
+            self._handle = -1
             return
         with self._partition.locked(), self._guard:
             with contextlib.suppress(FileNotFoundError):

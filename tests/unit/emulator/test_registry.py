@@ -25,6 +25,12 @@ except registry.DeviceBusyError:
 print(*attachment.device.ipus, flush=True)
 sys.stdin.read()
 """
+LOOK = """
+from tf_ipu_dp.emulator import gcipuinfo
+looking = gcipuinfo.gcipuinfo()
+for label in (gcipuinfo.IpuUtilisation, gcipuinfo.IpuUtilisationSession):
+    print(*looking.getNamedAttributeForAll(label))
+"""
 
 
 @pytest.fixture
@@ -115,6 +121,26 @@ def test_a_forked_worker_does_not_keep_its_dead_parents_ipus(partition, environ)
         os.kill(worker, signal.SIGKILL)
         process.stdout.close()
         process.stdin.close()
+
+
+def test_a_forked_worker_cannot_give_its_parents_ipus_back(partition):
+    attachment = partition.attach(count=2)
+    worker = os.fork()
+    if worker == 0:
+        try:
+            attachment.release()
+        finally:
+            os._exit(0)
+    os.waitpid(worker, 0)
+    assert [owner.ipus for owner in partition.owners()] == [(0, 1)]
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, check=True,
+        env={**os.environ, "IPU_EMULATOR_IPUS": "16", "IPU_EMULATOR_DIR": str(partition.folder)},
+    )  # fmt: skip
+    # Nothing is known of the IPUs that are held until they have been seen twice; the others do nothing.
+    assert looked.stdout.split() == ["N/A", "N/A", *["0.00%"] * 14] * 2
+    attachment.release()
+    assert not partition.owners()
 
 
 def test_eight_processes_at_once_get_disjoint_sets_or_a_refusal(hold):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import def_function, function
 
-from tf_ipu_dp.emulator import infeeds, keras_models, random_numbers, replicas
+from tf_ipu_dp.emulator import infeeds, instances, keras_models, random_numbers, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
@@ -167,7 +167,7 @@ def _run_together(
     structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
     specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
     values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
-    key = (id(fn), repr(structure), specs, values)
+    key = (id(fn), repr(structure), specs, values, instances.members())
     if key not in strategy.together:
         template = (args, kwargs)
 
@@ -214,7 +214,7 @@ class _Own:
 
 
 def _own_function(fn: Any, system: Any, anew: bool = False) -> _Own:
-    key = (weakref.ref(system), random_numbers.generation())
+    key = (weakref.ref(system), random_numbers.generation(), instances.members())
     kept = _own_functions.get(fn)
     if anew or kept is None or kept.key != key:
         kept = _own_functions[fn] = _Own(fn._clone(None), key)

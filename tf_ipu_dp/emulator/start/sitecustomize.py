@@ -15,6 +15,10 @@ if _found is None or _found.origin is None or Path(_found.origin).resolve().pare
 
 from tf_ipu_dp import emulator  # noqa: E402
 
+# What else is there must not hide the program's own modules, or those that are installed.
+if sys.path[0] == str(_root):
+    sys.path.append(sys.path.pop(0))
+
 emulator.install()
 
 # Another sitecustomize further down the path is as welcome as it would be without this one.
