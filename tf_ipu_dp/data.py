@@ -20,7 +20,7 @@ import threading
 import urllib.request
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +45,15 @@ _FILES_READ_AT_ONCE = 16
 _SHUFFLED_RECORDS = 2048
 _MOST_SYNTHETIC_BYTES = 256 * 2**20
 _ANSWERS_WITHIN_S = 5.0
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_written(function: _Function) -> _Function:
+    """Keeps autograph from converting a function without branches over tensors: that is most of a pipeline's start."""
+    kept: _Function = tf.autograph.experimental.do_not_convert(function)
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,12 +305,14 @@ def _train_from_memory(
         samples = part.samples(seed, int(epoch)).reshape(-1, group * size)
         return samples, draw(seed, int(epoch), samples, draws_per_sample)
 
+    @_as_written
     def go_through(epoch: Any) -> Any:
         samples, draws = tf.numpy_function(lay_out, [epoch], [tf.int32, tf.float32])
         samples.set_shape([None, group * size])
         draws.set_shape([None, group * size, draws_per_sample])
         return tf.data.Dataset.from_tensor_slices((samples, draws))
 
+    @_as_written
     def prepare(samples: Any, draws: Any) -> Tuple[Any, Any]:
         images, labels = _gather(held, samples)
         return _grouped(finish(_augmented(images, draws, augment, finish)), labels, group)
@@ -316,6 +327,7 @@ def _validate_from_memory(held: Held, run: RunPlan, instance: int, finish: _Fini
     samples: Any = np.full([slots], -1, np.int32)
     samples[: len(part)] = part
 
+    @_as_written
     def prepare(samples: Any) -> Tuple[Any, Any]:
         images, labels = _gather(held, tf.maximum(samples, 0))
         images = tf.where((samples >= 0)[:, None, None, None], images, tf.zeros_like(images))

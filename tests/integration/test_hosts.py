@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tf_ipu_dp.emulator import hosts, processes
+
 WAITING = """
 import os, subprocess, time
 child = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -213,3 +215,17 @@ def test_what_another_host_lacks_is_named_in_one_sentence(two_hosts, tmp_path):
     for sentence, (agent, folder, words) in cases.items():
         code, _, err = run(two_hosts.names, agent, *words, instances=2, cwd=str(folder))
         assert code == 1 and sentence in err and "Host 10.213." in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("frame", ["no JSON", '{"unheard_of": 1}', '{"exited": [1]}', "[]"])
+def test_a_host_that_says_what_nobody_understands_is_lost(frame):
+    hello, answer = (f"printf '%b' '\\036ipu:{each}\\n'" for each in ('{"hello": ["there", []]}', frame))
+    events = processes.Events()
+    shell = ["sh", "-c", f"{hello}; grep -m1 -q job; {answer}; exec cat >/dev/null"]
+    remote = hosts.Remote("there", shell, None, events)
+    remote.wait()
+    remote.give(hosts.HostJob(["true"], "/", {}, {0: {}}, numa=False))
+    remote.start()
+    what, (host, reason) = events.next(10)
+    remote.close(0.0, ask=False)
+    assert (what, host) == ("lost", "there") and reason.startswith("What host there sent could not be used")

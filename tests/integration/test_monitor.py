@@ -229,7 +229,7 @@ def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold):
 
 
 def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold):
-    hold(2)
+    process = hold(2)
     others = [subprocess.Popen([*MONITOR, "--watch=0.1"], stdout=subprocess.DEVNULL) for _ in range(2)]
     exporter = subprocess.Popen([*MONITOR, "--export=0", "--watch=0.1", "--json"], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -246,7 +246,7 @@ def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_
                     return found
             raise AssertionError(f"{text} did not come: {found[:2000]}")
 
-        assert 'ipu_utilisation_ratio{board="emulated-0000",ipu="0",pid="' in scrape_until("ipu_utilisation_ratio")
+        scrape_until(f'ipu_utilisation_ratio{{board="emulated-0000",ipu="0",pid="{process.pid}"')
         (tmp_path / "partition").chmod(0o755)
         scrape_until('ipu_up{board="emulated-0000",ipu="0"} 0.0')
         (tmp_path / "partition").chmod(0o700)

@@ -13,7 +13,7 @@ from tf_ipu_dp.emulator import forks
 
 POPRUN = (sys.executable, "-m", "tf_ipu_dp.emulator.poprun")
 PROGRAM = """
-import atexit, json, os, random, signal, sys, threading
+import atexit, glob, json, os, random, signal, sys, threading, time
 import numpy as np
 import tensorflow as tf
 import helper_beside_it
@@ -35,6 +35,11 @@ never_closed = open(f"drawn-{facts['rank']}", "w")
 never_closed.write(f"{random.random()} {np.random.rand()} {float(tf.random.normal([]))}")
 atexit.register(print, "handlers run")
 threading.Thread(target=lambda: (threading.Event().wait(0.1), print("threads end"))).start()
+# Both end at the same time, and neither is ended for the other's failure.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"ready-{os.getppid()}-{facts['rank']}", "w").close()
+while len(glob.glob(f"ready-{os.getppid()}-*")) < 2:
+    time.sleep(0.01)
 how = sys.argv[1]
 if how == "raise":
     raise ValueError("of the program")
