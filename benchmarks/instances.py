@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/instances.py [--rounds=5] [--only=layout]
 
-layout   ResNet-20, 8 replicas, accumulation 4: one instance, two instances, and the stock Horovod recipe for Keras
-         (hvd.DistributedOptimizer, two processes, horovodrun) with the same model and global batch
+layout   ResNet-20, micro batches of 32, accumulation 4: 8 replicas in one instance and in two, one replica alone, and
+         the stock Horovod recipe for Keras (hvd.DistributedOptimizer, two processes, horovodrun) with the same model
+         and the global batch of 8 replicas
 input    a small model behind an augmentation that costs more than it: in numpy, which holds Python's lock, and in
          TensorFlow; one and two instances of the same program for the SDK
 start    from the command to the end of the first step: one and four instances
@@ -29,12 +30,17 @@ GLOBAL_BATCH = 32 * 8 * 4
 UPDATES = 6
 RESNET20 = [
     "--dataset=synthetic", "--model=resnet20", "--micro_batch_size=32", "--gradient_accumulation=4",
-    f"--epochs={UPDATES}steps", "--seed=1", "--json",
+    "--seed=1", "--json",
 ]  # fmt: skip
 SAMPLES = 1024
 INPUT_BATCH = 32
 SUITES = {
-    "layout": ["1 instance x 8 replicas", "2 instances x 4 replicas", "stock Horovod, 2 processes"],
+    "layout": [
+        "1 instance x 8 replicas",
+        "2 instances x 4 replicas",
+        "1 instance x 1 replica",
+        "stock Horovod, 2 processes",
+    ],
     "input": ["numpy, 1 instance", "numpy, 2 instances", "tf.data, 1 instance", "tf.data, 2 instances"],
     "start": ["1 instance x 8 replicas", "4 instances x 2 replicas"],
 }
@@ -62,9 +68,11 @@ def read_rate(command):
 def measure_layout(name):
     if name.startswith("stock"):
         return read_rate(["horovodrun", "-np", "2", sys.executable, *this("stock_horovod()")])
+    instances, _, _, local, _ = name.split()
+    replicas = int(instances) * int(local)
     with tempfile.TemporaryDirectory() as folder:
-        words = ["-m", "tf_ipu_dp.train", *RESNET20, f"--run_dir={folder}/run"]
-        return read_rate([*poprun(int(name[0]), 8), *words])
+        words = ["-m", "tf_ipu_dp.train", *RESNET20, f"--epochs={UPDATES * 8 // replicas}steps"]
+        return read_rate([*poprun(int(instances), replicas), *words, f"--run_dir={folder}/run"])
 
 
 def measure_input(name):
