@@ -495,7 +495,11 @@ class _Screen:
     def _draw(self) -> None:
         if self._snapshot is None:
             return
-        size = shutil.get_terminal_size()
+        # Not shutil's: what it takes from the environment does not follow a terminal that changes its size.
+        try:
+            size = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:
+            size = shutil.get_terminal_size()
         look = dataclasses.replace(_look_of(sys.stdout), width=size.columns)
         moment = time.strftime("%H:%M:%S", time.localtime(self._snapshot.time))
         footer = f"{moment}  q quit  p {'go on, paused' if self._paused else 'pause'}"
