@@ -60,10 +60,10 @@ def weights(folder):
     return {name: value for name, value in found.items() if value.dtype.kind == "f"}
 
 
-def assert_near(first, second, tolerance=1e-5):
+def assert_near(first, second):
     assert first.keys() == second.keys() and first
     for name, value in first.items():
-        np.testing.assert_allclose(second[name], value, atol=tolerance * np.abs(value).max(), rtol=0, err_msg=name)
+        np.testing.assert_allclose(second[name], value, atol=1e-5 * np.abs(value).max(), rtol=0, err_msg=name)
 
 
 def assert_same_bits(first, second):
@@ -84,22 +84,21 @@ def wait_for_step(folder, process, step):
     raise AssertionError(process.communicate()[1])
 
 
-@pytest.mark.parametrize(("norm", "layouts"), [("group", (1, 2, 4)), ("batch", (1, 2))], ids=["group", "batch"])
-def test_the_same_global_batches_end_in_the_same_weights_on_any_layout_of_instances(tmp_path, norm, layouts):
+def test_the_same_global_batches_end_in_the_same_weights_on_any_layout_of_instances(tmp_path):
     words = (
         *SMALL,
         "--model=cnn",
-        f"--norm={norm}",
+        "--norm=group",
         "--micro_batch_size=4",
         "--epochs=8steps",
         "--learning_rate=0.005",
     )
     ends = []
-    for instances in layouts:
+    for instances in (1, 2, 4):
         train(instances, 4, tmp_path / str(instances), *words)
         ends.append(weights(tmp_path / str(instances)))
     for other in ends[1:]:
-        assert_near(ends[0], other, 1e-5 if norm == "group" else 1e-4)
+        assert_near(ends[0], other)
 
 
 def test_a_run_goes_on_on_other_instances_and_replicas_with_the_same_global_batches(tmp_path):
@@ -149,7 +148,7 @@ def undisturbed(tmp_path_factory):
 DISTURBED = ("--epochs=96steps", "--checkpoint_every=8", "--log_every=2")
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 def test_after_kill_9_of_any_instance_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, number):
     chance = random.Random(number)
     folder, victim = tmp_path / "run", chance.randrange(2)
