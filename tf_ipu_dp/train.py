@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -183,13 +184,22 @@ def _help() -> str:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process; an instance that failed does not say goodbye to the others, who may not be there to hear it."""
-    if code and (world.read_launched(os.environ) or world.read_ranks(os.environ)):
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    """Ends the process; an instance that failed does not say goodbye to the others, who may not be there to hear it.
+
+    On the emulator everything is done by now but TensorFlow's own threads, which an interpreter that takes itself apart
+    can crash. So it is not taken apart.
+    """
+    from tf_ipu_dp import emulator
+
+    failed = code and (world.read_launched(os.environ) or world.read_ranks(os.environ))
+    if not failed and not emulator.is_installed():
+        sys.exit(code)
+    if not failed:
+        atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def start(words: Sequence[str]) -> NoReturn:

@@ -125,25 +125,37 @@ class _Execution:
         self._model, self._shape, self._body, self._training = model, shape, body, training
         self._program = replicas.Program(shape.replicas)
         self._sliced: Any = None
+        self._traced_for: Any = None
         self._together: Any = None
 
     def __call__(self, iterator: Any) -> Any:
         if not in_use or in_use[-1] is not iterator:
             in_use.append(iterator)
+        run = self._compile(iterator)
         with ipu_config.configured_system().executing():
             try:
-                return self._execute(iterator)
+                return run(iterator)
             except tf.errors.OutOfRangeError as error:  # which Keras would take for the end of the epoch
                 raise ValueError(
                     f"The dataset ended in the middle of an execution of {self._shape.steps} steps on "
                     f"{self._shape.replicas} replicas: repeat() it, or take fewer steps."
                 ) from error
 
-    def _execute(self, iterator: Any) -> Any:
+    def _compile(self, iterator: Any) -> Callable[[Any], Any]:
+        """Returns what executes the program, traced by now: the IPUs do not work meanwhile."""
         # The state of a stateful layer belongs to a replica, and is not among the model's variables.
         stateful = self._shape.replicas > 1 and getattr(self._model, "stateful", False)
-        if self._together is not None or stateful:
-            return self._run_together(iterator)
+        if self._together is None and not stateful:
+            try:
+                self._compile_sliced(iterator)
+                return self._run_sliced
+            except Exception:
+                if not self._program.must_meet:
+                    raise
+        self._compile_together(iterator)
+        return self._run_together
+
+    def _compile_sliced(self, iterator: Any) -> None:
         if self._sliced is None:
             if self._shape.replicas * self._shape.accumulation > 1 or _spans_instances(self._model):
                 _build(self._model, iterator, self._training)
@@ -151,29 +163,32 @@ class _Execution:
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
             # TensorFlow takes all of these functions for one that is traced again and again.
             self._sliced._omit_frequent_tracing_warning = True
-        try:
+        if self._traced_for != iterator.element_spec:
             with replicas.traced_as(self._program):
-                return self._sliced(iterator)
-        except Exception:
-            if not self._program.must_meet:
-                raise
-        return self._run_together(iterator)
+                self._sliced.get_concrete_function(iterator)
+            self._traced_for = iterator.element_spec
+
+    def _run_sliced(self, iterator: Any) -> Any:
+        with replicas.traced_as(self._program):
+            return self._sliced(iterator)
 
     def _trace(self, iterator: Any, together: bool) -> Any:
         # The user's code is converted by autograph, this module is not.
         with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
             return self._body(iterator, _Metrics(self._model, self._shape, together))
 
-    def _run_together(self, iterator: Any) -> Any:
-        tensors = tf.nest.flatten(iterator, expand_composites=True)
+    def _compile_together(self, iterator: Any) -> None:
         if self._together is None:
 
             def call(*parts: Any) -> Any:
                 own = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
                 return self._trace(own, together=True)
 
+            tensors = tf.nest.flatten(iterator, expand_composites=True)
             self._together = replicas.TogetherFunction(call, tensors, replicas.Program(self._shape.replicas))
-        return self._together(tensors)
+
+    def _run_together(self, iterator: Any) -> Any:
+        return self._together(tf.nest.flatten(iterator, expand_composites=True))
 
 
 class _Metrics:

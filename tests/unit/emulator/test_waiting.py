@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import infeeds
+from tf_ipu_dp.emulator import infeeds, registry
+
+TRACING_S = 0.5
+
+
+def slow_to_trace(value):
+    if not tf.executing_eagerly():
+        time.sleep(TRACING_S)
+    return value
+
+
+def run_a_function(strategy):
+    strategy.run(tf.function(slow_to_trace), args=[tf.constant(1)])
+
+
+def run_keras(strategy):
+    inputs = tf.keras.Input([2], batch_size=1)
+    with strategy.scope():
+        model = tf.keras.Model(inputs, tf.keras.layers.Lambda(slow_to_trace)(inputs))
+    model.compile(loss=lambda given, made: slow_to_trace(tf.reduce_mean(made)))
+    model.evaluate(tf.data.Dataset.from_tensors((tf.zeros([1, 2]), tf.zeros([1, 2]))).repeat(8), steps=8, verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("run", [run_a_function, run_keras])
+def test_ipus_do_not_work_while_a_program_is_traced(scope, replicas, run):
+    strategy = scope(replicas)
+    run(strategy)
+    (holding,) = registry.Partition.from_environment(os.environ).holdings()
+    assert holding.meter.beat - holding.meter.attached > TRACING_S
+    assert 0 < holding.meter.busy < TRACING_S
+
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -121,45 +121,62 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
     """Runs a traced function on all replicas of the device and returns what replica 0 returns."""
     system = ipu_config.configured_system()
     system.attach()
+    with strategy.scope():
+        # The IPUs do not work while a program is traced for them.
+        run = _compile(strategy, system, fn, args, kwargs, check_types)
+        with system.executing():
+            return run()
+
+
+def _compile(
+    strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
+) -> Callable[[], Any]:
     count = strategy.ipus()
-    with strategy.scope(), system.executing():
-        if isinstance(fn, _CONCRETE):
-            if count > 1:
-                raise NotImplementedError(
-                    f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
-                    "Give the tf.function itself to strategy.run()."
-                )
-            return _as_replica(strategy, fn, args, kwargs)
-        own = _own_function(fn, system)
-        program = replicas.Program(own.replicas or count)
-        try:
-            return _run(strategy, own.function, args, kwargs, program, check_types)
-        except Exception:
-            if not program.fitting_replicas:
-                raise
-        # It turned out to be a pipeline, which takes several IPUs for each replica.
-        own = _own_function(fn, system, anew=True)
-        own.replicas = program.fitting_replicas
-        return _run(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
-
-
-def _run(strategy: Any, fn: Any, args: Any, kwargs: Any, program: replicas.Program, check_types: bool) -> Any:
+    if isinstance(fn, _CONCRETE):
+        if count > 1:
+            raise NotImplementedError(
+                f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
+                "Give the tf.function itself to strategy.run()."
+            )
+        return lambda: _as_replica(strategy, fn, args, kwargs)
     # An array is data, as it is for a tf.function: not an object that the program would be traced for.
     args, kwargs = tf.nest.map_structure(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
         (tuple(args), kwargs),
     )
-    if program.replicas > 1:
-        return _run_together(strategy, fn, args, kwargs, program, check_types)
-    with replicas.traced_as(program):
-        if check_types:
-            _check_types(_as_replica(strategy, fn.get_concrete_function, args, kwargs))
-        return _as_replica(strategy, fn, args, kwargs)
+    own = _own_function(fn, system)
+    program = replicas.Program(own.replicas or count)
+    try:
+        return _trace(strategy, own.function, args, kwargs, program, check_types)
+    except Exception:
+        if not program.fitting_replicas:
+            raise
+    # It turned out to be a pipeline, which takes several IPUs for each replica.
+    own = _own_function(fn, system, anew=True)
+    own.replicas = program.fitting_replicas
+    return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
 
 
-def _run_together(
+def _trace(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
-) -> Any:
+) -> Callable[[], Any]:
+    if program.replicas > 1:
+        return _trace_together(strategy, fn, args, kwargs, program, check_types)
+    with replicas.traced_as(program):
+        concrete = _as_replica(strategy, fn.get_concrete_function, args, kwargs)
+    if check_types:
+        _check_types(concrete)
+
+    def run() -> Any:
+        with replicas.traced_as(program):
+            return _as_replica(strategy, fn, args, kwargs)
+
+    return run
+
+
+def _trace_together(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
+) -> Callable[[], Any]:
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
     is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
     tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
@@ -183,7 +200,7 @@ def _run_together(
             _check_types(together.concrete)
         # What the key names by its id is kept alive with it.
         strategy.together[key] = (together, fn, others)
-    return strategy.together[key][0](tensors)
+    return lambda: strategy.together[key][0](tensors)
 
 
 def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
