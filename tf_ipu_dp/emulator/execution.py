@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
@@ -32,6 +32,9 @@ _LOGS = "_ipu_emulator_step_logs"
 _BANKS = "_ipu_emulator_metric_banks"
 # Random operations draw from streams of their own, which have no order that a program could rely on.
 _UNORDERED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "VarHandleOp")
+
+# Tensors, and how the values of replicas that run together become one.
+_Part = Tuple[List[Any], Callable[[List[Any]], Any]]
 
 in_use: List[Any] = []  # iterators that executions have read, until the run over them ends
 
@@ -54,20 +57,40 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     """Returns the function of an execution that trains: iterator in, logs out."""
 
     def train(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
+        spans = _spans_instances(model)
+        updates = shape.steps // shape.accumulation
+
         def update(number: Any) -> List[Any]:
             del number
-            if shape.replicas * shape.accumulation == 1 and not _spans_instances(model):
+            if shape.replicas * shape.accumulation == 1 and not spans:
                 with metrics.of_replica(0):
                     _as_replica(model, model.train_step, next(iterator))
                 model._train_counter.assign_add(1)
             else:
-                _apply(model, _accumulate(model, iterator, shape, metrics), metrics.together)
+                own = _accumulate(model, iterator, shape, metrics)
+                (gradients,) = metrics.exchange("gradients", [(own, replicas.total)])
+                _apply(model, gradients)
             return []
 
-        _repeat(shape.steps // shape.accumulation, update)
-        if _spans_instances(model):
-            _settle_instances(model)
-        return metrics.logs()
+        if not spans:
+            _repeat(updates, update)
+            return metrics.logs(metrics.exchange("results", [metrics.to_exchange()])[0])
+        moving = [each for each in model.non_trainable_variables if not each.trainable and each.dtype.is_floating]
+
+        def at_the_end() -> List[_Part]:
+            # Moving statistics are linear, so once per execution is enough.
+            return [([each.read_value() for each in moving], _first), metrics.to_exchange()]
+
+        if updates == 1:  # as one exchange: each costs a small model more time than its work
+            gradients = _accumulate(model, iterator, shape, metrics)
+            summed, statistics, results = metrics.exchange("update", [(gradients, replicas.total), *at_the_end()])
+            _apply(model, summed)
+        else:
+            _repeat(updates, update)
+            statistics, results = metrics.exchange("results", at_the_end())
+        for variable, total in zip(moving, statistics):
+            variable.assign(total / tf.cast(instances.count(), total.dtype))
+        return metrics.logs(results)
 
     return _Execution(model, shape, train, training=True)
 
@@ -83,7 +106,7 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
 
         _repeat(shape.steps * metrics.slices, step, in_flight=_IN_FLIGHT)
         model._test_counter.assign_add(shape.steps)
-        return metrics.logs()
+        return metrics.logs(metrics.exchange("results", [metrics.to_exchange()])[0])
 
     return _Execution(model, shape, test)
 
@@ -225,22 +248,48 @@ class _Metrics:
         if self._shape.each_step:
             step_logs(self._model).enqueue(metric_results(self._model))
 
-    def logs(self) -> Dict[str, Any]:
-        """Returns the logs: the last replica's metrics, or all replicas' as the model asks."""
-        spans = _spans_instances(self._model) and bool(self._variables())
+    def exchange(self, name: str, parts: Sequence[_Part]) -> List[List[Any]]:
+        """Returns each part's tensors, combined over the replicas that run together, and added up over instances."""
+        sizes = [len(tensors) for tensors, _ in parts]
+        flat = [tensor for tensors, _ in parts for tensor in tensors]
+        ways = [combine for tensors, combine in parts for _ in tensors]
+        spans = _spans_instances(self._model)
+
+        def over_instances(own: List[Any]) -> List[Any]:
+            return instances.sum_over_instances(own, name) if spans else own
+
         if self.together:
-            own = metric_results(self._model)
-            every = replicas.meet([tf.convert_to_tensor(value) for value in own.values()], tf.stack)
-            logs = {name: self._reduce(values) for name, values in zip(own, every)}
-            return _mean_over_instances(logs) if spans else logs
+            flat = replicas.meet_once(
+                flat, lambda columns: over_instances([combine(values) for combine, values in zip(ways, columns)])
+            )
+        else:
+            flat = over_instances(flat)
+        found = iter(flat)
+        return [[next(found) for _ in range(size)] for size in sizes]
+
+    def to_exchange(self) -> _Part:
+        """Returns what `logs` needs of everybody."""
+        if self.together:
+            results = metric_results(self._model).values()
+            return [tf.convert_to_tensor(value) for value in results], lambda values: self._reduce(tf.stack(values))
+        if self._shape.replicas > 1:
+            return [self._bank(variable).read_value() for variable in self._variables()], _first
+        spans = _spans_instances(self._model)
+        return [variable.read_value() for variable in self._variables()] if spans else [], _first
+
+    def logs(self, exchanged: Sequence[Any]) -> Dict[str, Any]:
+        """Returns the logs: the last replica's metrics, or all replicas' as the model asks."""
+        spans = _spans_instances(self._model)
+        if self.together:
+            return {
+                name: value / tf.cast(instances.count(), value.dtype) if spans else value
+                for name, value in zip(metric_results(self._model), exchanged)
+            }
         if self._shape.replicas == 1:
-            return self._logs_of_one_over_instances() if spans else metric_results(self._model)
-        banks = [self._bank(variable).read_value() for variable in self._variables()]
-        if spans:
-            banks = instances.sum_over_instances(banks, "metrics")
+            return self._logs_of_one(exchanged) if spans else metric_results(self._model)
 
         def results_of(replica: Any) -> Dict[str, Any]:
-            return self._results_with([bank[replica] for bank in banks])
+            return self._results_with([bank[replica] for bank in exchanged])
 
         last = results_of(self._shape.replicas - 1)
         if self._shape.metrics == "NONE":
@@ -250,9 +299,9 @@ class _Metrics:
         of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
         return {name: self._reduce(values) for name, values in of_all.items()}
 
-    def _logs_of_one_over_instances(self) -> Dict[str, Any]:
+    def _logs_of_one(self, sums: Sequence[Any]) -> Dict[str, Any]:
         own = [variable.read_value() for variable in self._variables()]
-        logs = self._results_with(instances.sum_over_instances(own, "metrics"))
+        logs = self._results_with(sums)
         with tf.control_dependencies(list(logs.values())):
             for variable, value in zip(self._variables(), own):
                 variable.assign(value)
@@ -349,14 +398,10 @@ def _keep_all(values: List[Any]) -> Any:
     return replicas.total(values) if values[0].dtype.is_floating else values[0]
 
 
-def _apply(model: Any, gradients: List[Any], together: bool) -> None:
+def _apply(model: Any, gradients: List[Any]) -> None:
     """Makes one weight update, which is the same on all replicas."""
     program = replicas.current()
     assert program is not None
-    if together:
-        gradients = replicas.meet(gradients, replicas.total)
-    if _spans_instances(model):
-        gradients = instances.sum_over_instances(gradients, "gradients")
     updating = dataclasses.replace(program, updating=True)
     try:
         with replicas.traced_as(updating):
@@ -371,20 +416,8 @@ def _spans_instances(model: Any) -> bool:
     return instances.count() > 1 and getattr(model.distribute_strategy, "spans_instances", False)
 
 
-def _mean_over_instances(logs: Dict[str, Any]) -> Dict[str, Any]:
-    def mean(values: List[Any]) -> Any:
-        (total,) = instances.sum_over_instances([values[0]], "metrics")
-        return total / tf.cast(instances.count(), total.dtype)
-
-    return {name: replicas.meet([value], mean)[0] for name, value in logs.items()}
-
-
-def _settle_instances(model: Any) -> None:
-    """Keeps the mean of the instances' moving statistics; as these are linear, once per execution is enough."""
-    moving = [each for each in model.non_trainable_variables if not each.trainable and each.dtype.is_floating]
-    totals = instances.sum_over_instances([each.read_value() for each in moving], "statistics") if moving else []
-    for variable, total in zip(moving, totals):
-        variable.assign(total / tf.cast(instances.count(), total.dtype))
+def _first(values: List[Any]) -> Any:
+    return values[0]
 
 
 def _as_replica(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:

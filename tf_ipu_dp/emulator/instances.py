@@ -43,13 +43,14 @@ def connect() -> None:
         horovod = _horovod()
         if not horovod.is_initialized():
             os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-            if not horovod.mpi_built():
+            if not rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             horovod.init()
         if horovod.size() != _size():
+            where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
             raise RuntimeError(
-                f"There are {_size()} instances, but Horovod sees {horovod.size()}: "
-                "start them with python -m tf_ipu_dp.emulator.poprun."
+                f"There are {_size()} instances, but {where} sees {horovod.size()}. Start them with "
+                "python -m tf_ipu_dp.emulator.poprun, or with the mpirun of the MPI that Horovod was built with."
             )
     _connected = True
 
@@ -101,13 +102,19 @@ def wait_for_all() -> None:
 
 
 def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
-    """Returns the sums over all instances, exchanged in one go."""
+    """Returns the sums over all instances, exchanged in one go for each type of number."""
     if count() == 1 or not tensors:
         return list(tensors)
     horovod = _horovod()
-    return _timed(
-        list(tensors), lambda given: horovod.grouped_allreduce(given, op=horovod.Sum, name=name, **_options())
-    )
+    sums: Dict[int, Any] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+
+        def exchange(given: List[Any], own: str = f"{name}.{dtype.name}") -> Sequence[Any]:
+            return horovod.grouped_allreduce(given, op=horovod.Sum, name=own, **_options())
+
+        sums.update(zip(places, _timed([tensors[place] for place in places], exchange)))
+    return [sums[place] for place in range(len(tensors))]
 
 
 def gather(tensor: Any, name: Optional[str] = None) -> Any:

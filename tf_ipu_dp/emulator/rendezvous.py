@@ -1,7 +1,8 @@
 """Where the processes of a job find each other: Horovod's own server, started by poprun or by instance 0.
 
 poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
-rank and size: then instance 0 serves, at a place that all can work out.
+rank and size: then instance 0 serves, at a place that all can work out. Only under `mpirun`, and with a Horovod that was
+built with MPI, nothing of this is needed, unless the user asks for Gloo.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _NAMES = {
     "LOCAL_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"),
     "CROSS_RANK": ("SLURM_NODEID",),
 }
+# What the mpirun of Open MPI, and those of MPICH and Intel, tell every process; and how MPI reaches them.
+_OF_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+_TO_MPIRUN = ("PMIX_SERVER_URI", "PMI_FD", "PMI_PORT")
 _JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
@@ -71,6 +75,15 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
+
+
+def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
+    """Whether instances meet through MPI: Horovod was built with it, and mpirun has started them or the user asks."""
+    asked = environ.get("HOROVOD_CONTROLLER", "").lower()
+    if asked == "mpi" and not built:
+        raise RuntimeError("HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI. Use HOROVOD_CONTROLLER=gloo.")
+    is_from_mpirun = any(name in environ for name in _OF_MPIRUN) and any(name.startswith(_TO_MPIRUN) for name in environ)
+    return built and (asked == "mpi" or (not asked and is_from_mpirun))
 
 
 def complete(environ: MutableMapping[str, str], instance: int, instances: int) -> Optional[Server]:

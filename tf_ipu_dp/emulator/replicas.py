@@ -68,9 +68,14 @@ def traced_as(program: Program) -> Iterator[Program]:
 
 def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[Any]:
     """Returns, on every replica, each tensor's values on all replicas combined into one tensor."""
+    return meet_once(tensors, lambda columns: [combine(values) for values in columns])
+
+
+def meet_once(tensors: Sequence[Any], combine: Callable[[List[List[Any]]], List[Any]]) -> List[Any]:
+    """Returns the same, of a function that combines all of them: it has each tensor's values on all replicas."""
     program = current()
     if program is None or program.replicas == 1:
-        return [combine([tensor]) for tensor in tensors]
+        return combine([[tensor] for tensor in tensors])
     if not program.together:
         program.must_meet = True
         raise ReplicasMustMeetError("The replicas of a sliced program cannot meet.")
@@ -137,7 +142,9 @@ class Meeting:
             table[handle_id(stand_in.queue_ref)] = [queue.queue_ref] * self._replicas
         return table
 
-    def pass_through(self, tensors: Sequence[Any], number: Any, combine: Callable[[List[Any]], Any]) -> List[Any]:
+    def pass_through(
+        self, tensors: Sequence[Any], number: Any, combine: Callable[[List[List[Any]]], List[Any]]
+    ) -> List[Any]:
         """Hands in the tensors and waits for the combined ones."""
         shapes: List[Any] = []
 
@@ -146,7 +153,7 @@ class Meeting:
             for values in handed_in:
                 for value, (_, shape) in zip(values, self._given):
                     value.set_shape(shape)
-            combined = [combine(list(values)) for values in zip(*handed_in)]
+            combined = combine([list(values) for values in zip(*handed_in)])
             shapes.extend(value.shape for value in combined)
             return [combined] * self._replicas
 

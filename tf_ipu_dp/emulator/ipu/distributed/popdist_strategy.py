@@ -1,10 +1,20 @@
-"""`tensorflow.python.ipu.distributed.popdist_strategy`: the strategy of one instance of a PopDist job."""
+"""`tensorflow.python.ipu.distributed.popdist_strategy`: the strategy of one instance of a PopDist job.
+
+Variables that are synchronised on read are each instance's own while a program of the device runs. Those to be added up
+(metrics) are added up when the host reads them, which all instances have to do. Those to be averaged (moving
+statistics) are averaged when the program ends, so that one instance can read and save a model alone.
+"""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
+from tensorflow.python.distribute import values
+from tensorflow.python.eager import def_function
+from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.util import tf_decorator
 
 from tf_ipu_dp.emulator import instances, popdist, replicas
 from tf_ipu_dp.emulator.ipu import ipu_strategy
@@ -14,12 +24,36 @@ from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
 class _Extended(ipu_strategy.Extended):
     """Variables begin with instance 0's values, wherever they are made. Reductions are over all instances' replicas."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._averaged: Any = weakref.WeakValueDictionary()  # by their handles' numbers
+
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
+        if instances.count() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+            return variable
         with tf.init_scope():
-            if instances.count() > 1 and tf.executing_eagerly():
-                variable.assign(instances.broadcast(variable.read_value(), "variable"))
+            variable.assign(instances.broadcast(variable.read_value(), "variable"))
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            aggregation = kwargs.get("aggregation")
+            if aggregation == tf.VariableAggregation.SUM:
+                return _SummedOnRead(self._container_strategy(), [variable], aggregation)
+            if aggregation == tf.VariableAggregation.MEAN:
+                self._averaged[replicas.handle_id(variable.handle)] = variable
         return variable
+
+    def settle(self, graph: Any) -> None:
+        """Keeps the mean over the instances of those variables to be averaged that a graph changes.
+
+        The replicas of one instance keep their own, as they do where there is one instance.
+        """
+        # Handles are numbered as variables are made, which is in the same order everywhere.
+        changed = [self._averaged[number] for number in sorted(_written(graph)) if number in self._averaged]
+        for dtype in dict.fromkeys(variable.dtype for variable in changed):
+            variables = [variable for variable in changed if variable.dtype == dtype]
+            means = _as_one([variable.read_value() for variable in variables], _mean_over_instances)
+            for variable, value in zip(variables, means):
+                variable.assign(value)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> List[Any]:
         program = replicas.current()
@@ -31,27 +65,84 @@ class _Extended(ipu_strategy.Extended):
         results: Dict[int, Any] = {}
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            total = _sum_as_one([values[place] for place in places])
+            total = _as_one([values[place] for place in places], _sum_over_replicas)
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 total = [value / tf.cast(count, dtype) for value in total]
             results.update(zip(places, total))
         return [results[place] for place in range(len(values))]
 
 
-def _sum_as_one(values: Sequence[Any]) -> List[Any]:
-    """Returns the sums over all replicas of all instances, which meet only once for all of the values."""
+class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
+    """A variable whose readers see the sum over the instances; writers, programs and checkpoints see the own part."""
+
+    @property
+    def handle(self) -> Any:
+        return self._primary.handle
+
+    def _get(self) -> Any:
+        on_device = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
+        if on_device or replicas.current() is not None:
+            return self._primary
+        return instances.sum_over_instances([self._primary.read_value()], "metric")[0]
+
+    def value(self) -> Any:
+        return tf.convert_to_tensor(self._get())
+
+    def read_value(self) -> Any:
+        return tf.identity(self._get())
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+        return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign(*args, **kwargs)
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign_add(*args, **kwargs)
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign_sub(*args, **kwargs)
+
+    def _gather_saveables_for_checkpoint(self) -> Dict[str, Any]:
+        return {"VARIABLE_VALUE": self._primary}
+
+
+def _written(graph: Any) -> List[int]:
+    """Returns the numbers of the handles outside all graphs that the operations of a graph may write to."""
+    written = {
+        id(handle)
+        for operation in graph.get_operations()
+        for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+    }
+    outside = [outer for outer, inner in graph.captures if id(inner) in written]
+    while not all(hasattr(handle, "_id") for handle in outside):
+        graph = graph.outer_graph
+        within = {id(inner): outer for outer, inner in graph.captures}
+        outside = [within.get(id(handle), handle) for handle in outside]
+    return [replicas.handle_id(handle) for handle in outside]
+
+
+def _as_one(values: Sequence[Any], exchange: Callable[[Any], Any]) -> List[Any]:
+    """Returns what becomes of values of one type that are exchanged as one vector."""
     shapes = [tf.shape(value) for value in values]
     flat = [tf.reshape(value, [-1]) for value in values]
-    (total,) = replicas.meet([tf.concat(flat, axis=0)], _total_of_instances)
-    parts = tf.split(total, tf.stack([tf.size(value) for value in flat]), num=len(flat))
-    sums = [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
-    for one, value in zip(sums, values):
-        one.set_shape(value.shape)
-    return sums
+    exchanged = exchange(tf.concat(flat, axis=0))
+    parts = tf.split(exchanged, tf.stack([tf.size(value) for value in flat]), num=len(flat))
+    results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
+    for result, value in zip(results, values):
+        result.set_shape(value.shape)
+    return results
 
 
-def _total_of_instances(values: List[Any]) -> Any:
-    return instances.sum_over_instances([replicas.total(values)], "reduction")[0]
+def _sum_over_replicas(vector: Any) -> Any:
+    """Returns the sum over all replicas of all instances."""
+    return replicas.meet([vector], lambda own: instances.sum_over_instances([replicas.total(own)], "reduction")[0])[0]
+
+
+def _mean_over_instances(vector: Any) -> Any:
+    """Returns the mean over the replicas with this one's number in all instances."""
+    (total,) = replicas.meet([vector], lambda own: instances.sum_over_instances([tf.stack(own)], "statistics")[0])
+    return total[replicas.index()] / tf.cast(instances.count(), vector.dtype)
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
@@ -72,6 +163,7 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
         extended = _Extended(self, popdist.getNumTotalReplicas(), reduces)
         tf.compat.v1.distribute.Strategy.__init__(self, extended)
         self.device_ordinal = ordinal_of(ipu_device)
+        self._settled: Any = weakref.WeakKeyDictionary()
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def update_ipu_config(self, config: Any) -> None:
@@ -82,5 +174,28 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
         """Runs a function on the device; a plain one is traced first."""
         if not tf.executing_eagerly():
-            return ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
-        return ipu_strategy.run_on_device(self, ipu_strategy.as_function(fn), args, kwargs or {}, check_types=False)
+            results = ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
+            if replicas.current() is None and tf.compat.v1.executing_eagerly_outside_functions():
+                self.extended.settle(tf.compat.v1.get_default_graph())
+            return results
+        function = ipu_strategy.as_function(fn)
+        is_traced = not isinstance(function, def_function.Function)
+        own = function if is_traced or instances.count() == 1 else self._settling(function)
+        results = ipu_strategy.run_on_device(self, own, args, kwargs or {}, check_types=False)
+        if is_traced:
+            self.extended.settle(function.graph)
+        return results
+
+    def _settling(self, function: Any) -> Any:
+        """Returns the function that does the same and settles the moving statistics at its end, the same each time."""
+        if function not in self._settled:
+
+            def run_and_settle(*args: Any, **kwargs: Any) -> Any:
+                results = decorated.__wrapped__(*args, **kwargs)
+                if not tf.executing_eagerly():  # as functions do for debugging
+                    self.extended.settle(tf.compat.v1.get_default_graph())
+                return results
+
+            decorated = tf_decorator.make_decorator(function.python_function, run_and_settle)
+            self._settled[function] = function._clone(decorated)
+        return self._settled[function]
