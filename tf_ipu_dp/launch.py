@@ -43,7 +43,7 @@ from tf_ipu_dp import (
     run_folder,
     world,
 )
-from tf_ipu_dp.config import DatasetFacts, Duration, Hosts, TrainConfig
+from tf_ipu_dp.config import DatasetFacts, Duration, Hosts, TimeSpan, TrainConfig
 
 _INSTANCES = 2
 _OWN = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
@@ -368,12 +368,12 @@ class _Launch:
             if cause.lines:
                 _say(_failure_words(cause))
             past.append(Failure(cause, _saved_step(folder)))
-            following = self._next(job, past)
+            following = self._next(job, past, time.monotonic() - began)
             if following is None:
                 return status
             job = following
 
-    def _next(self, job: Job, past: Sequence[Failure]) -> Optional[Job]:
+    def _next(self, job: Job, past: Sequence[Failure], spent_s: float) -> Optional[Job]:
         """Returns the job to go on with, after saying so; None after saying why not."""
         last = past[-1]
         named = job.plan.topology.hosts.names
@@ -392,7 +392,10 @@ class _Launch:
             saved = f"step {last.step:,} is saved" if last.step else "nothing is saved"
             _say(f"{last.cause}; {saved}.{why} Go on with: {self._same_command()}")
             return None
-        following = job if action == "again" else make_job(self._typed, wanted, self._dataset)
+        limit = self._job.config.time_limit
+        if limit:
+            wanted = dataclasses.replace(wanted, time_limit=TimeSpan(max(limit.seconds - int(spent_s), 1)))
+        following = job if wanted == job.config else make_job(self._typed, wanted, self._dataset)
         _say(_restart_words(last, reason, job, following, f"Restart {len(past)} of {self._max_restarts}."))
         return following
 
@@ -481,10 +484,16 @@ def _restart_words(last: Failure, reason: str, before: Job, after: Job, number: 
     text = f"{last.cause}; {f'{reason}; ' if reason else ''}starting again from "
     text += f"step {last.step:,}" if last.step else "the beginning"
     text += f" on {after.layout}"
+    kept = after.plan.topology.hosts.names
+    left_out = [name for name in before.plan.topology.hosts.names if name not in kept]
+    if left_out:
+        text += f" without {' and '.join(left_out)}"
     old, new = before.plan.batch, after.plan.batch
-    if old != new:
-        text += f", accumulation {new.accumulation} in place of {old.accumulation}"
-        text += f" (global batch {new.global_batch_size} kept)"
+    changes = [("micro batch", old.micro_batch_size, new.micro_batch_size)]
+    changes += [("accumulation", old.accumulation, new.accumulation)]
+    solved = [f"{name} {now} in place of {then}" for name, then, now in changes if then != now]
+    if solved:
+        text += f", {', '.join(solved)} (global batch {new.global_batch_size} kept)"
     return f"{text}. {number}"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp import run_folder
+from tf_ipu_dp import compare, run_folder
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def said(err):
 
 def wait_for_checkpoint(folder, process, after=0):
     """Waits for a checkpoint of a later step, and returns that step."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
         if max(steps, default=0) > after:
@@ -85,9 +85,7 @@ def make_wrapper(folder, name):
 
 
 def assert_same_weights(first, second, limit):
-    words = [sys.executable, "-m", "tf_ipu_dp.compare", f"--limit={limit}", str(first), str(second)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert compare.main([f"--limit={limit}", str(first), str(second)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def test_a_job_is_started_again_after_a_failure_and_on_fewer_instances_after_a_s
     (tmp_path / "sitecustomize.py").write_text(FAILS_WHEN_TOLD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     folder = tmp_path / "run"
-    process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={folder}")
+    process = start("--instances=2", "--max_restarts=3", "--", *JOB, "--time_limit=1h", f"--run_dir={folder}")
     first = wait_for_checkpoint(folder, process)
     failing = pid_of(folder, 1)
     os.kill(failing, signal.SIGUSR1)
@@ -144,6 +142,8 @@ def test_a_job_is_started_again_after_a_failure_and_on_fewer_instances_after_a_s
         again[1],
     )
     assert [int(re.search(r"from step (\d+)", line)[1]) for line in again] >= [first, second]
+    limits = [int(limit) for limit in re.findall(r"^launch: .* --time_limit=(\d+)s\b", err, re.MULTILINE)]
+    assert len(limits) == 2 and 3600 > limits[0] > limits[1]
     assert_same_weights(undisturbed, folder, 1e-5)
 
 

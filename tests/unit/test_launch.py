@@ -148,7 +148,7 @@ def test_a_saved_run_keeps_its_global_batch_with_the_flag_that_was_typed():
         plan_job("--ipus=32", saved=saved)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     instances=POWERS, local=POWERS, micro=st.sampled_from([1, 3, 8]), accumulation=st.integers(1, 6),
     stages=st.integers(1, 3), typed=st.sampled_from(["accumulation", "batch", "none"]),
@@ -223,6 +223,13 @@ def test_the_restart_is_told_in_one_line_with_what_changes():
         "instance 1 on b ended with 137 (SIGKILL); c cannot be reached; starting again from the beginning on "
         "2 instances x 4 replicas. "
     )
+    hosts = plan_job("--ipus=8", "--instances=4", "--hosts=a,b", "--micro_batch_size=8")
+    other = launch.make_job(
+        hosts.words, dataclasses.replace(hosts.config, instances=1, hosts=None, micro_batch_size=16), FASHION
+    )
+    assert launch._restart_words(last, "", hosts, other, "").split("on 1 instance x 8 replicas")[1].startswith(
+        " without a and b, micro batch 16 in place of 8"
+    )
 
 
 def run(*words, **environ):
@@ -231,7 +238,7 @@ def run(*words, **environ):
     given_environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run(
         [sys.executable, "-m", "tf_ipu_dp.launch", *words], env={**given_environ, **environ}, capture_output=True,
-        text=True, check=False, timeout=60,
+        text=True, check=False, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
