@@ -147,6 +147,11 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def first_line(text: str) -> str:
+    """Returns the first line of a library's message that says something, for a place inside a sentence."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
 def flag_text(name: str, value: object) -> str:
     """Returns a flag as one would type it."""
     if isinstance(value, bool):

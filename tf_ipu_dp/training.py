@@ -1,6 +1,6 @@
-"""Puts one run together: device, model, data, steps, checkpoints, validation, result. Decides nothing of the plan.
+"""Owns a run from its first line to its result: steps, votes, logs, checkpoints, validation, export, signals.
 
-Written against the SDK's API alone; what it is given may be the Poplar SDK or the emulator.
+Decides nothing of the plan. The model and its device are in `learners`, what has to be alike for it in `agreement`.
 """
 
 from __future__ import annotations
@@ -8,23 +8,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
 import math
 import os
-import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
-import zlib
 from datetime import datetime, timezone
-from importlib import metadata as importlib_metadata
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, TextIO, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,77 +27,37 @@ from absl import logging
 
 from tf_ipu_dp import (
     __version__,
+    agreement,
     callbacks,
     checkpoints,
     cli,
     data,
     explanation,
     heartbeat,
+    learners,
     models,
-    optimizers,
     progress,
     report,
     run_folder,
     telemetry,
     verdict,
 )
-from tf_ipu_dp.config import LossScaling, TrainConfig
+from tf_ipu_dp.config import TrainConfig
 from tf_ipu_dp.plan import RunPlan
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.world import World
 
-_POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
-# Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
-_TIED = (
-    "model", "norm", "precision", "dataset", "image_size", "augment", "seed", "global_batch_size", "optimizer",
-    "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "lr_drop_epochs", "warmup_epochs", "momentum",
-    "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction", "updates_per_epoch",
-)  # fmt: skip
-_TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
-_PREFETCH_DEPTH = 3
 _MEASURED_S = 3.0
 # Where nobody says how often, lines are not closer than this: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
 # Instances agree so often on whether to go on; each time costs some milliseconds.
 _VOTE_PERIOD_S = 0.25
-# Beside checkpoints and export: metrics, TensorBoard, small files.
-_ROOM_BYTES = 32 * 2**20
-
-
 # Where all instances have the same to say, instance 0 says it, and its end ends the others before they do.
 _PATIENCE_S = 1.5
-# A network's file system may show others what was written some seconds later.
-_SHARED_WITHIN_S = 15.0
-# May differ between hosts, or say nothing of what is trained.
-_OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache", "hosts")
 
 
 class TrainingError(cli.UsageError):
     """A run that cannot go on. The text is shown to the user as is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """The IPUs of this instance, attached, and its place among the instances."""
-
-    strategy: Any
-    distributed: bool  # the strategy is PopDist's, which divides losses by all replicas
-    world: World
-
-
-@dataclasses.dataclass(frozen=True)
-class Learner:
-    """A model on its device, and what belongs to its training."""
-
-    world: World
-    model: Any
-    evaluator: Any  # the same layers, with executions of the validation's length
-    schedule: Any
-    state: Any  # all that changes: weights, optimizer, loss scale
-
-    def variables(self) -> Tuple[Tuple[str, Tuple[int, ...], str], ...]:
-        """Returns the names, shapes and types of the weights."""
-        return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
 
 def train(
@@ -118,12 +73,12 @@ def train(
         speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         # The device comes first: it may have a say in TensorFlow's threads, which nobody has once TensorFlow computes.
         # The folder comes last, so that what cannot be trained leaves none behind.
-        device = _attach(cfg, run, sdk, instance)
-        source = _open_source(cfg, run)
-        _compare_instances(cfg, run, sdk, source, device.world)
-        learner = make_learner(cfg, run, sdk, device)
-        with _open_folder(cfg, run, device.world) as folder:
-            trainer = _Trainer(cfg, run, sdk, source, learner, folder, interrupts, began)
+        device = learners.attach(cfg, run, sdk, instance)
+        source = learners.open_source(cfg, run)
+        agreement.compare_instances(cfg, run, sdk, source, device.world)
+        learner = learners.make_learner(cfg, run, sdk, device, source)
+        with agreement.open_folder(cfg, run, device.world) as folder:
+            trainer = _Trainer(cfg, run, sdk, learner, folder, interrupts, began)
             result = _guarded(trainer, folder)
         value = report.result_value(result)
         if device.world.leads:
@@ -158,45 +113,6 @@ def _in_turn(instance: int, interrupts: _Interrupts) -> Iterator[None]:
         raise
 
 
-def _compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: data.Source, world: World) -> None:
-    """Refuses a job whose instances were not started alike, before any of them has made a step."""
-    if world.instances == 1:
-        return
-    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in _OF_AN_INSTANCE}
-    # The flags decide the plan, but for what a launcher or the environment has told one instance only.
-    topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
-    shapes = {"the plan's model": f"{zlib.crc32(report.render_json(run).encode()):08x}"}
-    world.compare({**_versions_of_all(sdk), "the data": data.fingerprint(source), **flags, **topology, **shapes})
-
-
-def _open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
-    """Returns the run's folder: instance 0's to hold and to write, and only its name for the others."""
-    folder, problem = None, ""
-    if world.leads:
-        name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
-        try:
-            folder = run_folder.open_folder(
-                cfg.run_dir, name=name, now=datetime.now(), needed_bytes=_needed_bytes(cfg, run)
-            )
-        except cli.UsageError as error:
-            problem = str(error)
-    mark = folder.read_holder() if folder else ""
-    answer = world.agree({"path": str(folder.path.resolve()) if folder else "", "problem": problem, "mark": mark})
-    if answer["problem"]:
-        raise cli.UsageError(answer["problem"])
-    seen = folder or run_folder.RunFolder(Path(answer["path"]))
-    deadline = time.monotonic() + _SHARED_WITHIN_S
-    while seen.read_holder() != answer["mark"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    without = world.hosts_where(seen.read_holder() != answer["mark"])
-    if without:
-        raise cli.UsageError(
-            f"The run's folder {answer['path']} is not the same on {cli.alternatives(without)}: all hosts have to "
-            "share it. Choose a shared one with --run_dir."
-        )
-    return seen
-
-
 def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResult:
     """Runs the trainer; what ends it is kept in the folder, and told in a sentence if it is not a bug of ours."""
     world = trainer.world
@@ -216,7 +132,7 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResul
         if World.lost_another(error.message):
             raise
         raise TrainingError(
-            f"the device or TensorFlow failed ({type(error).__name__}: {_first_line(error.message)}). "
+            f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
             f"All of it is in {folder.errors}; go on from the last checkpoint with {_same_run(folder)}."
         ) from error
     except BaseException:
@@ -233,13 +149,14 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: Te
     found = store.newest()
     if found is None:
         raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
-    device = _attach(cfg, run, sdk, instance)
-    source = _open_source(cfg, run)
-    _compare_instances(cfg, run, sdk, source, device.world)
-    learner = make_learner(cfg, run, sdk, device)
-    _restore(learner, found, cfg, run, _TIED_FOR_EVALUATION, whole=False)
+    device = learners.attach(cfg, run, sdk, instance)
+    source = learners.open_source(cfg, run)
+    agreement.compare_instances(cfg, run, sdk, source, device.world)
+    learner = learners.make_learner(cfg, run, sdk, device, source)
+    agreement.require_same_model(found, cfg, run, learner.variables())
+    learner.restore(found, whole=False)
     with speaker.waiting(f"evaluating step {found.manifest.step:,}"):
-        scores = measure(learner, source, cfg, run)
+        scores = learner.measure()
     if not device.world.leads:
         return 0
     if cfg.json:
@@ -253,12 +170,12 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: Te
 def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     """Measures the input alone and the model alone, per instance, and says whether the one can feed the other."""
     speaker = progress.Speaker(stderr, quiet=instance > 0)
-    device = _attach(cfg, run, sdk, instance)
-    source = _open_source(cfg, run)
-    learner = make_learner(cfg, run, sdk, device)
+    device = learners.attach(cfg, run, sdk, instance)
+    source = learners.open_source(cfg, run)
+    learner = learners.make_learner(cfg, run, sdk, device, source)
     world = device.world
     per_update = run.batch.accumulation * run.topology.local_replicas
-    dataset = _training_data(source, cfg, run, 0, run.epochs.updates, instance)
+    dataset = learner.make_training(0, run.epochs.updates)
     elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
     with speaker.waiting("loading"):
         rate = data.measure(dataset, sdk.ipu, elements=elements, samples_per_element=run.batch.micro_batch_size)
@@ -300,91 +217,6 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdou
     return 0
 
 
-def make_learner(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device) -> Learner:
-    """Makes the model, its optimizer and its options on the device."""
-    strategy = device.strategy
-    recipe, batch, topology = run.recipe, run.batch, run.topology
-    scale, method = optimizers.gradient_scale(
-        recipe.reduction,
-        replicas=topology.replicas,
-        local_replicas=topology.local_replicas,
-        accumulation=batch.accumulation,
-        distributed=device.distributed,
-    )
-    with strategy.scope():
-        # Metrics made under the policy would count in 16 bits, too.
-        tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
-        model = models.make_model(
-            run.model.architecture,
-            eight_bit_input=cfg.eight_bit_io,
-            mean=run.dataset.mean,
-            deviation=run.dataset.deviation,
-        )
-        tf.keras.mixed_precision.set_global_policy("float32")
-        evaluator = tf.keras.Model(model.inputs, model.outputs)
-        optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
-        model.compile(
-            optimizer=optimizer,
-            loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
-            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            steps_per_execution=run.keras.steps_per_execution,
-        )
-        evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
-        for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
-            _set_options(each, cfg, run, sdk, accumulation, method)
-    return Learner(
-        world=device.world,
-        model=model,
-        evaluator=evaluator,
-        schedule=optimizers.Schedule(recipe),
-        state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
-    )
-
-
-def measure(
-    learner: Learner, source: data.Source, cfg: TrainConfig, run: RunPlan, moved: Callable[[], None] = lambda: None
-) -> report.Scores:
-    """Returns the scores over every validation sample, each counted once, whatever the replicas and instances.
-
-    `moved` is called after every execution.
-    """
-    instance = learner.world.instance
-    dataset = data.make_validation(
-        source,
-        run,
-        instance=instance,
-        eight_bit_io=cfg.eight_bit_io,
-        prefetch=cfg.prefetch,
-        dtype=_input_dtype(run),
-    )
-    after = tf.keras.callbacks.LambdaCallback()
-    after.on_predict_batch_end = lambda batch, logs=None: moved()
-    outputs = learner.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
-    logits: Any = np.asarray(outputs, np.float64)
-    labels = data.labels_of_validation(source, run, instance)
-    # An instance whose part of the validation is empty has no means.
-    own = score(logits[: len(labels)], labels) if len(labels) else report.Scores(0, 0.0, 0.0, 0.0)
-    count, *totals = learner.world.sums([own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))])
-    return report.Scores(int(count), *(total / count for total in totals))
-
-
-def score(logits: Any, labels: Any) -> report.Scores:
-    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first counts as the higher."""
-    rows = np.arange(len(labels))
-    highest = logits.max(axis=1, keepdims=True)
-    own = logits[rows, labels]
-    losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - own
-    columns = np.arange(logits.shape[1])
-    above = logits > own[:, None]
-    equal_before = (logits == own[:, None]) & (columns < labels[:, None])
-    rank = (above | equal_before).sum(axis=1)
-    # A NaN is above nothing; a sample without a finite own logit is not right.
-    right = np.isfinite(own)
-    count = len(labels)
-    top1, top5 = (float((right & (rank < k)).sum() / count) for k in (1, 5))
-    return report.Scores(samples=count, loss=float(losses.mean()), top1=top1, top5=top5)
-
-
 class _Trainer:
     """One run from its first to its last step."""
 
@@ -393,14 +225,13 @@ class _Trainer:
         cfg: TrainConfig,
         run: RunPlan,
         sdk: Sdk,
-        source: data.Source,
-        learner: Learner,
+        learner: learners.Learner,
         folder: run_folder.RunFolder,
         interrupts: _Interrupts,
         began: float,
     ) -> None:
         self.cfg, self.plan, self.sdk, self.folder = cfg, run, sdk, folder
-        self.source, self.learner = source, learner
+        self.learner = learner
         self.speaker, self.interrupts, self.began = interrupts.speaker, interrupts, began
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, self.speaker.warn)
         self.step = 0
@@ -447,9 +278,9 @@ class _Trainer:
 
     def _run(self) -> report.RunResult:
         cfg, run = self.cfg, self.plan
-        resumed = self._find_checkpoint()
+        resumed = agreement.find_checkpoint(self.store, cfg, run, self.learner.variables(), self.world)
         if resumed:
-            _restore(self.learner, resumed, cfg, run, _TIED, whole=True)
+            self.learner.restore(resumed, whole=True)
             self.step = self.saved_step = self._before_vote = self._voted_step = resumed.manifest.step
             self._logged_step = self.step
             self.speaker.say(f"going on from step {self.step:,} ({resumed.path})")
@@ -494,35 +325,6 @@ class _Trainer:
             self.folder.write_result(report.result_value(result))
         return result
 
-    def _find_checkpoint(self) -> Optional[checkpoints.Checkpoint]:
-        found = self.store.newest()
-        steps = [int(step) for (step,) in self.world.gather_numbers([found.manifest.step if found else 0])]
-        if len(set(steps)) > 1:
-            raise cli.UsageError(
-                f"The instances see different checkpoints in {self.store.folder}: the newest good one is of step "
-                f"{cli.alternatives(steps)}. All hosts have to share the folder, and to be able to read it."
-            )
-        if found is None:
-            if self.store.steps():
-                raise cli.UsageError(
-                    f"None of the checkpoints in {self.store.folder} can be read, and the run would begin again beside "
-                    "them. Use another --run_dir."
-                )
-            return None
-        if not self.cfg.resume:
-            raise cli.UsageError(
-                f"--noresume would start over in {self.folder.path}, which has a checkpoint of step "
-                f"{found.manifest.step:,}. Use another --run_dir, or leave --noresume out."
-            )
-        iterations = self.plan.epochs.device_iterations
-        if found.manifest.step % self.plan.epochs.updates_per_epoch % iterations:
-            raise cli.UsageError(
-                f"--device_iterations={iterations} does not fit {found.path}: it was made {found.manifest.step:,} "
-                f"updates into the run, in the middle of an execution of so many. Use --device_iterations=1, or a "
-                "divisor of that number."
-            )
-        return found
-
     def _stopping(self) -> bool:
         return bool(self.failure or self.stop_signal or self.time_is_up or self.gives_up)
 
@@ -566,7 +368,7 @@ class _Trainer:
         self._epoch_end = end
         self._first_step = self.step
         self._window = _Window()
-        dataset = _training_data(self.source, self.cfg, run, self.step, end, self.world.instance)
+        dataset = self.learner.make_training(self.step, end)
         self._callback = callbacks.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
         self._begin_watch()
@@ -631,10 +433,7 @@ class _Trainer:
         return not self._stopping()
 
     def _compare_weights(self) -> None:
-        """The update is the same on all instances; weights that differ were changed by something else."""
-        weights = self.learner.model.weights
-        digests = [(weight.name, zlib.crc32(np.ascontiguousarray(weight.numpy()).data)) for weight in weights]
-        odd = self.world.compare_digests(digests)
+        odd = agreement.compare_weights(self.learner.model.weights, self.world)
         if odd is not None:
             self.may_pass = True
             self.failure = (
@@ -665,7 +464,7 @@ class _Trainer:
             self._write_and_forget()
         except (OSError, tf.errors.OpError) as error:
             raise TrainingError(
-                f"A checkpoint cannot be written to {self.folder.path} ({_first_line(str(error))}). "
+                f"A checkpoint cannot be written to {self.folder.path} ({cli.first_line(str(error))}). "
                 "Make room, or choose another folder with --run_dir."
             ) from error
 
@@ -781,20 +580,8 @@ class _Trainer:
         if not all(answer for (answer,) in self.world.gather_numbers([finite])):
             self.failure = self._not_finite("The weights")
             return
-        run = self.plan
-        per_epoch = run.epochs.updates_per_epoch
-        epoch, update = divmod(self.step, per_epoch)
-        manifest = checkpoints.Manifest(
-            step=self.step,
-            epoch=epoch,
-            samples_into_epoch=update * run.batch.global_batch_size,
-            flags=_resolved_flags(self.cfg, run),
-            plan=json.loads(report.render_json(run)),
-            variables=self.learner.variables(),
-            # Order and augmentation are functions of these; nothing else is drawn once the weights are there.
-            random_state={"seed": self.cfg.seed, "epoch": epoch, "update": update},
-            versions=_versions(self.sdk),
-            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        manifest = agreement.manifest_at(
+            self.step, self.cfg, self.plan, self.sdk, self.learner.variables(), datetime.now(timezone.utc)
         )
         self.heart.move("saving")
         if self.world.leads:
@@ -811,7 +598,7 @@ class _Trainer:
         began = time.perf_counter()
         self.heart.move("evaluating", self.step, watched=self.validated)
         moved = functools.partial(self.heart.move, "evaluating", self.step, watched=self.validated)
-        self.scores = measure(self.learner, self.source, self.cfg, self.plan, moved)
+        self.scores = self.learner.measure(moved)
         self.validated = True
         seconds = time.perf_counter() - began
         self.evaluation_s += seconds
@@ -993,187 +780,6 @@ class _Collectives:
         return seconds
 
 
-def _open_source(cfg: TrainConfig, run: RunPlan) -> data.Source:
-    try:
-        return data.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
-    except tf.errors.OpError as error:
-        raise cli.UsageError(
-            f"--dataset={cfg.dataset} cannot be read ({type(error).__name__}: {_first_line(error.message)}). "
-            "Remove its folder and prepare it again."
-        ) from error
-
-
-def _attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
-    """Meets the other instances and attaches the IPUs."""
-    _seed_everything(cfg)
-    ipu_config = sdk.ipu.config.IPUConfig()
-    ipu_config.allow_recompute = cfg.recompute
-    if cfg.deterministic:
-        ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
-    if cfg.precision == "16.16" and not cfg.deterministic:
-        # Without it, updates below half a step of the 16-bit weights are lost.
-        ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
-    distributed = bool(sdk.popdist.isPopdistEnvSet())
-    if distributed:
-        sdk.popdist.init()
-        importlib.import_module("popdist.tensorflow").set_ipu_config(
-            ipu_config, ipus_per_replica=run.topology.ipus_per_replica
-        )
-    else:
-        ipu_config.auto_select_ipus = run.topology.ipus_per_instance
-    try:
-        ipu_config.configure_ipu_system()
-    except tf.errors.OpError as error:
-        raise TrainingError(
-            f"--ipus={run.topology.ipus} cannot be attached: {_first_line(error.message).rstrip('.')}. "
-            "See who holds them with gc-monitor, or ask for fewer."
-        ) from error
-    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
-    if distributed:
-        strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
-        strategy = strategies.PopDistStrategy()
-    else:
-        strategy = sdk.ipu.ipu_strategy.IPUStrategy()
-    several = run.topology.instances > 1
-    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
-    return Device(strategy, distributed, World(instance, run.topology.instances, collectives))
-
-
-def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
-    topology = run.topology
-    model.set_replication_options(replicated_metric_reduction_method="MEAN")
-    model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
-    if topology.pipeline_stages == 1:
-        model.set_gradient_accumulation_options(
-            gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
-        )
-        return
-    models.assign_stages(model, run.model.stages)
-    model.set_pipelining_options(
-        gradient_accumulation_steps_per_replica=accumulation,
-        gradient_accumulation_reduction_method=method,
-        pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
-    )
-
-
-def _seed_everything(cfg: TrainConfig) -> None:
-    # Keras has opinions on callbacks that save and on models without metrics; a run's own lines are enough.
-    tf.get_logger().setLevel("ERROR")
-    random.seed(cfg.seed)
-    np.random.seed(cfg.seed % 2**32)
-    tf.random.set_seed(cfg.seed)
-    seed_keras = getattr(tf.keras.utils, "set_random_seed", None)  # initial weights, from TensorFlow 2.7 on
-    if seed_keras is not None:
-        seed_keras(cfg.seed % 2**32)
-    if cfg.deterministic or cfg.evaluate:
-        # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
-        with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook
-            tf.config.threading.set_intra_op_parallelism_threads(_threads())
-    if cfg.deterministic:
-        os.environ["TF_DETERMINISTIC_OPS"] = "1"
-        enable = getattr(tf.config.experimental, "enable_op_determinism", None)
-        if enable is not None:
-            enable()
-
-
-def _threads() -> int:
-    """A launcher that shares the cores among instances says how many; else half of them, for two micro batches."""
-    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    if given.isdigit() and int(given):
-        return int(given)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores // 2, 1)
-
-
-def _training_data(
-    source: data.Source, cfg: TrainConfig, run: RunPlan, first: int, last: int, instance: int = 0
-) -> Any:
-    return data.make_training(
-        source,
-        run,
-        instance=instance,
-        first_update=first,
-        last_update=last,
-        seed=cfg.seed,
-        augment=run.augment,
-        eight_bit_io=cfg.eight_bit_io,
-        prefetch=cfg.prefetch,
-        deterministic=cfg.deterministic,
-        dtype=_input_dtype(run),
-    )
-
-
-def _restore(
-    learner: Learner,
-    found: checkpoints.Checkpoint,
-    cfg: TrainConfig,
-    run: RunPlan,
-    tied: Sequence[str],
-    whole: bool,
-) -> None:
-    """Reads a checkpoint into the learner: all of it, or the weights alone."""
-    differences = checkpoints.differences(found.manifest, _resolved_flags(cfg, run), learner.variables(), tied)
-    if differences:
-        raise cli.UsageError(
-            f"{found.path} does not fit: {'; '.join(differences)}. Use the run's own flags "
-            f"(--flagfile={found.path.parent.parent / 'run.flags'}), or another --run_dir."
-        )
-    state = learner.state if whole else tf.train.Checkpoint(model=learner.model)
-    status = state.read(str(found.prefix))
-    status.assert_existing_objects_matched()
-    if not whole or found.manifest.step >= run.epochs.updates:
-        status.expect_partial()  # the optimizer's part waits for steps that do not come
-
-
-def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
-    """Returns the flags as texts, with what the plan resolved in the place of what was left open."""
-    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    values.update(
-        norm=run.model.architecture.norm,
-        image_size=run.dataset.height,
-        augment=run.augment,
-        global_batch_size=run.batch.global_batch_size,
-        learning_rate=run.recipe.learning_rate,
-        loss_scaling=LossScaling(run.recipe.loss_scale),
-        updates_per_epoch=run.epochs.updates_per_epoch,
-    )
-    return {name: cli.typed(value) for name, value in values.items() if value is not None}
-
-
-def _versions(sdk: Sdk) -> Dict[str, str]:
-    return {
-        "tf_ipu_dp": __version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-        "sdk": sdk.name,
-    }
-
-
-def _versions_of_all(sdk: Sdk) -> Dict[str, str]:
-    """Returns what a job's instances must have in common, the code itself included."""
-    found = _versions(sdk)
-    for name in ("keras", "horovod", "tensorflow-datasets"):
-        with contextlib.suppress(importlib_metadata.PackageNotFoundError):
-            found[name] = importlib_metadata.version(name)
-    code = 0
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        code = zlib.crc32(path.read_bytes(), code)
-    return {**{f"the version of {name}": text for name, text in found.items()}, "the code of tf_ipu_dp": f"{code:08x}"}
-
-
-def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
-    """Weights and up to two slots for each, in every checkpoint that is kept and the one being written; the export."""
-    copies = {"sgd": 2, "lars": 2, "adam": 3}[cfg.optimizer]
-    made = -(-run.epochs.updates // run.checkpoint_every)
-    kept = min(cfg.keep_checkpoints, made) + 1
-    return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _ROOM_BYTES
-
-
-def _input_dtype(run: RunPlan) -> str:
-    return "float32" if run.recipe.precision == "32.32" else "float16"
-
-
 def _input_advice(cfg: TrainConfig) -> str:
     if not cfg.prefetch:
         return "Add --prefetch."
@@ -1203,7 +809,3 @@ def _same_run(folder: run_folder.RunFolder) -> str:
 
 def _json_line(value: Mapping[str, Any]) -> str:
     return json.dumps(run_folder.plain(value)) + "\n"
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

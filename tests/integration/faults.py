@@ -5,7 +5,7 @@ import threading
 
 import popdist
 
-from tf_ipu_dp import data, train, training
+from tf_ipu_dp import agreement, data, train, training
 
 fault = sys.argv[1]
 broken = popdist.getInstanceIndex() == 1
@@ -34,7 +34,7 @@ if fault == "stuck_input" and broken:
 
 if fault == "unlike" and broken:
     words.append("--seed=7")
-    training.__version__ = "9.9"
+    agreement.__version__ = "9.9"
     data.fingerprint = lambda source: "other"
 
 if fault == "drift" and broken:

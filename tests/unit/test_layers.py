@@ -19,12 +19,13 @@ LAYERS = [
     ["catalogue", "plan", "run_folder", "screens"],
     ["checkpoints", "explanation", "exporter", "failures", "launchers", "recording", "report", "world", "sdk"],
     ["data", "models", "optimizers", "callbacks", "progress"],
+    ["agreement", "learners"],
     ["training"],
     ["compare", "doctor", "launch", "monitor", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = ["architectures", "cli", "config", "failures", "launchers", "plan", "report", "screens", "verdict"]
-WITH_TENSORFLOW = ["callbacks", "data", "models", "optimizers", "training"]
+WITH_TENSORFLOW = ["agreement", "callbacks", "data", "learners", "models", "optimizers", "training"]
 HEAVY = ("tensorflow", "keras", "horovod", "popdist", "gcipuinfo", "numpy")
 PACKAGE = Path(tf_ipu_dp.__file__).parent
 
