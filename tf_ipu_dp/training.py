@@ -172,6 +172,7 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdou
     speaker = progress.Speaker(stderr, quiet=instance > 0)
     device = learners.attach(cfg, run, sdk, instance)
     source = learners.open_source(cfg, run)
+    agreement.compare_instances(cfg, run, sdk, source, device.world)
     learner = learners.make_learner(cfg, run, sdk, device, source)
     world = device.world
     per_update = run.batch.accumulation * run.topology.local_replicas
@@ -205,14 +206,14 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdou
         stdout.write(_json_line(value))
         return 0
     ratio = rate.samples_per_s / needed
-    verdict = (
+    sentence = (
         f"The input can feed the model {ratio:.1f} times over."
         if ratio >= 1
         else f"The input cannot feed the model: it is {1 / ratio:.1f} times slower. {_input_advice(cfg)}"
     )
     stdout.write(
         f"input  {rate.samples_per_s:,.0f} samples/s  {rate.bytes_per_s / 1e6:,.1f} MB/s\n"
-        f"model  {needed:,.0f} samples/s\n{verdict}\n"
+        f"model  {needed:,.0f} samples/s\n{sentence}\n"
     )
     return 0
 
