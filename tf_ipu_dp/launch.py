@@ -7,6 +7,7 @@ the last checkpoint as often as it may. No TensorFlow.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import ctypes
@@ -21,11 +22,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import IO, Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
@@ -53,6 +55,7 @@ _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS
 _REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 _AGENT_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # as Open MPI has it
 _ANSWER_S = 15.0
+_OWN_LINES = 50
 _PR_SET_PDEATHSIG = 1
 
 
@@ -239,7 +242,7 @@ class _Starter:
     def run(
         self, job: Job, output: Optional[IO[str]] = None, environ: Optional[Mapping[str, str]] = None
     ) -> Tuple[int, Optional[Mapping[str, Any]]]:
-        """Returns the exit status, and what the emulator's poprun tells of the first instance that failed.
+        """Returns the exit status, and what the emulator's poprun or mpirun tells of the first instance that failed.
 
         Output goes where the launcher's own does, or into a file. `environ` is added to the launcher's environment.
         """
@@ -253,13 +256,14 @@ class _Starter:
                     env=given,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
-                    stderr=output,
+                    stderr=subprocess.PIPE if self.launcher == "mpirun" else output,
                     # A terminal's Ctrl-C is handed on once, and not sent to all at once.
                     start_new_session=True,
                     preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
                 )
-                status = forwarding.wait(process)
-            return status, _read_object(told)
+                with _overhear(process.stderr, output or sys.stderr) as own_words:
+                    status = forwarding.wait(process)
+            return status, _read_object(told) or launchers.read_death(b"".join(own_words).decode(errors="replace"))
 
     def _ask_to_stop(self, pid: int) -> bool:
         """Asks the instances to save and to end; returns whether that was possible.
@@ -545,6 +549,24 @@ def _unreachable(names: Sequence[str]) -> List[str]:
         return []
     with concurrent.futures.ThreadPoolExecutor(len(remote)) as pool:
         return [name for name, here in zip(remote, pool.map(answers, remote)) if not here]
+
+
+@contextlib.contextmanager
+def _overhear(source: Optional[IO[bytes]], to: IO[str]) -> Iterator[Deque[bytes]]:
+    """Hands on what a launcher writes, and keeps the last lines that are its own: those without an instance's tag."""
+    own_words: Deque[bytes] = collections.deque(maxlen=_OWN_LINES)
+
+    def hand_on() -> None:
+        for line in source or ():
+            with contextlib.suppress(OSError):  # a launcher that cannot write would wait for ever
+                os.write(to.fileno(), line)
+            if not line.startswith(b"["):
+                own_words.append(line)
+
+    hearing = threading.Thread(target=hand_on, daemon=True)
+    hearing.start()
+    yield own_words
+    hearing.join(_ANSWER_S)
 
 
 def _signal_step(job: str, name: str) -> bool:

@@ -6,8 +6,9 @@ Pure: the environment, and what is on the PATH, are handed in.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.plan import Topology
@@ -22,6 +23,8 @@ _FORWARDED = (
 )  # fmt: skip
 _FORWARDED_KINDS = ("IPU_EMULATOR_", "HOROVOD_")
 _RENDEZVOUS_PORTS = range(20_000, 30_000)
+# Open MPI's words, which it may break into lines.
+_DEATH = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,15 @@ def make_start(
     first = (python, "-m", "tf_ipu_dp.emulator.poprun") if launcher == "emulator" else (launcher,)
     name = (f"--job-name={step_name(salt)}",) if launcher == "srun" else ()
     return Start((*first, *make(topology, sorted(forwarded), environ), *name, *extra, *program), own)
+
+
+def read_death(said: str) -> Optional[Dict[str, Any]]:
+    """Returns who was killed or crashed first in what mpirun has said, as the emulator's poprun reports it, or None.
+
+    Nobody else may know: over MPI the other instances are ended before they notice.
+    """
+    found = _DEATH.search(said)
+    return {"instance": int(found[1]), "host": found[2], "status": 128 + int(found[3])} if found else None
 
 
 def step_name(salt: int) -> str:

@@ -41,7 +41,7 @@ def numbers_of(output):
 )
 def test_two_instances_get_what_one_gets(program, titles):
     path = PROGRAMS / f"{program}.py"
-    one, two = (numbers_of(poprun(instances, 2, "python3", path)) for instances in (1, 2))
+    one, two = (numbers_of(poprun(instances, 4, "python3", path)) for instances in (1, 2))
     assert set(one) == titles
     for title, expected in one.items():
         assert two[title] == pytest.approx(expected, rel=1e-4), title

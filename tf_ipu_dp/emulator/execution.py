@@ -285,11 +285,18 @@ class _Metrics:
                 name: value / tf.cast(instances.count(), value.dtype) if spans else value
                 for name, value in zip(metric_results(self._model), exchanged)
             }
-        if self._shape.replicas == 1:
-            return self._logs_of_one(exchanged) if spans else metric_results(self._model)
+        if self._shape.replicas == 1 and not spans:
+            return metric_results(self._model)
+        own = [variable.read_value() for variable in self._variables()] if spans else []
+        logs = self._results_with(exchanged) if self._shape.replicas == 1 else self._logs_of_replicas(exchanged)
+        with tf.control_dependencies(list(logs.values())):
+            for variable, value in zip(self._variables(), own):  # which are added up when the host reads them
+                variable.assign(value)
+        return logs
 
+    def _logs_of_replicas(self, banks: Sequence[Any]) -> Dict[str, Any]:
         def results_of(replica: Any) -> Dict[str, Any]:
-            return self._results_with([bank[replica] for bank in exchanged])
+            return self._results_with([bank[replica] for bank in banks])
 
         last = results_of(self._shape.replicas - 1)
         if self._shape.metrics == "NONE":
@@ -298,14 +305,6 @@ class _Metrics:
         numbers = tf.range(self._shape.replicas)
         of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
         return {name: self._reduce(values) for name, values in of_all.items()}
-
-    def _logs_of_one(self, sums: Sequence[Any]) -> Dict[str, Any]:
-        own = [variable.read_value() for variable in self._variables()]
-        logs = self._results_with(sums)
-        with tf.control_dependencies(list(logs.values())):
-            for variable, value in zip(self._variables(), own):
-                variable.assign(value)
-        return logs
 
     def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
         for variable, value in zip(self._variables(), values):

@@ -43,7 +43,10 @@ def connect() -> None:
         horovod = _horovod()
         if not horovod.is_initialized():
             os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-            if not rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
+            if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
+                # Open MPI's waiting would keep cores from those that compute.
+                os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+            else:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             horovod.init()
         if horovod.size() != _size():

@@ -1,8 +1,8 @@
 """Where the processes of a job find each other: Horovod's own server, started by poprun or by instance 0.
 
 poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
-rank and size: then instance 0 serves, at a place that all can work out. Only under `mpirun`, and with a Horovod that was
-built with MPI, nothing of this is needed, unless the user asks for Gloo.
+rank and size: then instance 0 serves, at a place that all can work out. Under `mpirun`, and with a Horovod that has
+MPI, nothing of this is needed, unless the user asks for Gloo.
 """
 
 from __future__ import annotations
@@ -81,8 +81,12 @@ def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
     """Whether instances meet through MPI: Horovod was built with it, and mpirun has started them or the user asks."""
     asked = environ.get("HOROVOD_CONTROLLER", "").lower()
     if asked == "mpi" and not built:
-        raise RuntimeError("HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI. Use HOROVOD_CONTROLLER=gloo.")
-    is_from_mpirun = any(name in environ for name in _OF_MPIRUN) and any(name.startswith(_TO_MPIRUN) for name in environ)
+        raise RuntimeError(
+            "HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI. Use HOROVOD_CONTROLLER=gloo."
+        )
+    is_from_mpirun = any(name in environ for name in _OF_MPIRUN) and any(
+        name.startswith(_TO_MPIRUN) for name in environ
+    )
     return built and (asked == "mpi" or (not asked and is_from_mpirun))
 
 
@@ -114,8 +118,10 @@ def complete(environ: MutableMapping[str, str], instance: int, instances: int) -
 def find_ranks(environ: Mapping[str, str], instance: int, instances: int) -> Dict[str, int]:
     """Returns rank, size and so on from whatever launcher has told them; else all are on this host."""
     ranks = {"RANK": instance, "SIZE": instances}
+    # In a Slurm job, what Slurm says below mpirun is about mpirun's own processes.
+    foreign = ("SLURM_",) if any(name in environ for name in _OF_MPIRUN) else ()
     for name, theirs in _NAMES.items():
-        for each in (f"HOROVOD_{name}", *theirs):
+        for each in (f"HOROVOD_{name}", *(their for their in theirs if not their.startswith(foreign))):
             number = re.match("[0-9]+", environ.get(each, ""))  # Slurm writes 2(x3) for 2 on each of 3 hosts
             if number:
                 ranks[name] = int(number[0])
@@ -126,7 +132,12 @@ def find_ranks(environ: Mapping[str, str], instance: int, instances: int) -> Dic
             f"{ranks['SIZE']} instances with {ranks['LOCAL_SIZE']} on this host are not dealt evenly. "
             "Start as many on every host."
         )
-    ranks.setdefault("LOCAL_RANK", ranks["RANK"] % ranks["LOCAL_SIZE"])
+    local = ranks["RANK"] % ranks["LOCAL_SIZE"]
+    if ranks.setdefault("LOCAL_RANK", local) != local and "CROSS_RANK" not in ranks:
+        raise RuntimeError(
+            f"Instance {ranks['RANK']} is number {ranks['LOCAL_RANK']} of {ranks['LOCAL_SIZE']} on its host, so that "
+            "the instances of a host do not follow each other. Start them with mpirun --map-by slot."
+        )
     ranks.setdefault("CROSS_RANK", ranks["RANK"] // ranks["LOCAL_SIZE"])
     ranks["CROSS_SIZE"] = ranks["SIZE"] // ranks["LOCAL_SIZE"]
     return ranks

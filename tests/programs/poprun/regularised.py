@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
-UPDATES, REPLICAS, MICRO_BATCH = 8, 2, 8
+UPDATES, REPLICAS, MICRO_BATCH = 8, 4, 8
 
 popdist.init()
 config = ipu.config.IPUConfig()
@@ -40,6 +40,8 @@ with PopDistStrategy().scope():
     model.set_replication_options(replicated_metric_reduction_method="MEAN")
     history = model.fit(dataset, steps_per_epoch=UPDATES * local, epochs=2, verbose=0).history
     scores = model.evaluate(dataset, steps=UPDATES * local, verbose=0)
+# The host has the metrics of one replica of each instance, and adds them up when it reads them.
+assert model.metrics[1].count.numpy() == len(labels) / local
 
 if own == popdist.getNumInstances() - 1:
     # Read by the last instance: all of them have the same.

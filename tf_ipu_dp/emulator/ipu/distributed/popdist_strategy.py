@@ -8,7 +8,7 @@ statistics) are averaged when the program ends, so that one instance can read an
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
@@ -29,10 +29,12 @@ class _Extended(ipu_strategy.Extended):
         self._averaged: Any = weakref.WeakValueDictionary()  # by their handles' numbers
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        variable = super()._create_variable(next_creator, **kwargs)
         if instances.count() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
-            return variable
-        with tf.init_scope():
+            return super()._create_variable(next_creator, **kwargs)
+        if not tf.executing_eagerly():
+            kwargs["initial_value"] = _of_instance_0(kwargs["initial_value"], kwargs.get("dtype"))
+        variable = super()._create_variable(next_creator, **kwargs)
+        if tf.executing_eagerly() and variable.is_initialized():  # not so, where a saved model is loaded
             variable.assign(instances.broadcast(variable.read_value(), "variable"))
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             aggregation = kwargs.get("aggregation")
@@ -47,33 +49,41 @@ class _Extended(ipu_strategy.Extended):
 
         The replicas of one instance keep their own, as they do where there is one instance.
         """
+        if not self._averaged:
+            return
         # Handles are numbered as variables are made, which is in the same order everywhere.
         changed = [self._averaged[number] for number in sorted(_written(graph)) if number in self._averaged]
-        for dtype in dict.fromkeys(variable.dtype for variable in changed):
-            variables = [variable for variable in changed if variable.dtype == dtype]
-            means = _as_one([variable.read_value() for variable in variables], _mean_over_instances)
-            for variable, value in zip(variables, means):
-                variable.assign(value)
+
+        def total(columns: List[List[Any]]) -> List[Any]:
+            return instances.sum_over_instances([tf.stack(own) for own in columns], "statistics")
+
+        totals = replicas.meet_once([variable.read_value() for variable in changed], total) if changed else []
+        for variable, of_replicas in zip(changed, totals):
+            variable.assign(of_replicas[replicas.index()] / tf.cast(instances.count(), variable.dtype))
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> List[Any]:
         program = replicas.current()
         done_already = program is not None and (program.updating or not self._reduces)
         if instances.count() == 1 or done_already:
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
-        values = [tf.convert_to_tensor(value) for value, _ in value_destination_pairs]
-        count = instances.count() * (program.replicas if program is not None else 1)
-        results: Dict[int, Any] = {}
-        for dtype in dict.fromkeys(value.dtype for value in values):
-            places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            total = _as_one([values[place] for place in places], _sum_over_replicas)
-            if reduce_op == tf.distribute.ReduceOp.MEAN:
-                total = [value / tf.cast(count, dtype) for value in total]
-            results.update(zip(places, total))
-        return [results[place] for place in range(len(values))]
+
+        def total(columns: List[List[Any]]) -> List[Any]:
+            return instances.sum_over_instances([replicas.total(own) for own in columns], "reduction")
+
+        totals = replicas.meet_once([tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            count = instances.count() * replicas.count()
+            return [value / tf.cast(count, value.dtype) for value in totals]
+        return totals
 
 
 class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
     """A variable whose readers see the sum over the instances; writers, programs and checkpoints see the own part."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_values":  # which `_primary` asks for
+            raise AttributeError(name)
+        return getattr(self._primary, name)
 
     @property
     def handle(self) -> Any:
@@ -107,6 +117,25 @@ class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
         return {"VARIABLE_VALUE": self._primary}
 
 
+def _save_own_parts() -> None:
+    """Lets metrics write their own parts into Keras' archives, as into checkpoints, so that one instance can save."""
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        for number, variable in enumerate(self._trainable_weights + self._non_trainable_weights):
+            own = variable._primary if isinstance(variable, _SummedOnRead) else variable
+            store[str(number)] = own.numpy()
+
+    if hasattr(tf.keras.metrics.Metric, "save_own_variables"):
+        tf.keras.metrics.Metric.save_own_variables = save_own_variables
+
+
+def _of_instance_0(initial_value: Any, dtype: Any) -> Any:
+    """Returns the initial value of a variable that is made while a function is traced, as a constant for the graph."""
+    with tf.init_scope():
+        own = tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value, dtype)
+        return instances.broadcast(own, "variable").numpy()
+
+
 def _written(graph: Any) -> List[int]:
     """Returns the numbers of the handles outside all graphs that the operations of a graph may write to."""
     written = {
@@ -120,29 +149,6 @@ def _written(graph: Any) -> List[int]:
         within = {id(inner): outer for outer, inner in graph.captures}
         outside = [within.get(id(handle), handle) for handle in outside]
     return [replicas.handle_id(handle) for handle in outside]
-
-
-def _as_one(values: Sequence[Any], exchange: Callable[[Any], Any]) -> List[Any]:
-    """Returns what becomes of values of one type that are exchanged as one vector."""
-    shapes = [tf.shape(value) for value in values]
-    flat = [tf.reshape(value, [-1]) for value in values]
-    exchanged = exchange(tf.concat(flat, axis=0))
-    parts = tf.split(exchanged, tf.stack([tf.size(value) for value in flat]), num=len(flat))
-    results = [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
-    for result, value in zip(results, values):
-        result.set_shape(value.shape)
-    return results
-
-
-def _sum_over_replicas(vector: Any) -> Any:
-    """Returns the sum over all replicas of all instances."""
-    return replicas.meet([vector], lambda own: instances.sum_over_instances([replicas.total(own)], "reduction")[0])[0]
-
-
-def _mean_over_instances(vector: Any) -> Any:
-    """Returns the mean over the replicas with this one's number in all instances."""
-    (total,) = replicas.meet([vector], lambda own: instances.sum_over_instances([tf.stack(own)], "statistics")[0])
-    return total[replicas.index()] / tf.cast(instances.count(), vector.dtype)
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
@@ -164,6 +170,8 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
         tf.compat.v1.distribute.Strategy.__init__(self, extended)
         self.device_ordinal = ordinal_of(ipu_device)
         self._settled: Any = weakref.WeakKeyDictionary()
+        if instances.count() > 1:
+            _save_own_parts()
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def update_ipu_config(self, config: Any) -> None:
