@@ -75,7 +75,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         if not spans:
             _repeat(updates, update)
             return metrics.logs(metrics.exchange("results", [metrics.to_exchange()])[0])
-        moving = [each for each in model.non_trainable_variables if not each.trainable and each.dtype.is_floating]
+        moving = [variable for variable in _moving(model) if variable.dtype.is_floating]
 
         def at_the_end() -> List[_Part]:
             # Moving statistics are linear, so once per execution is enough.
@@ -354,9 +354,7 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
     nothing = [tf.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables]
     own = len(nothing)
     until = int(own * _LEFT_TO_DO) if own else None
-    moving = [variable for variable in model.non_trainable_variables if not variable.trainable]
-    if shape.replicas == 1:
-        moving = []
+    moving = _moving(model) if shape.replicas > 1 else []
 
     def step_of_all(number: Any, *total: Any) -> List[Any]:
         del number
@@ -385,6 +383,12 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> L
     in_flight = 1 if shape.replicas > 1 else _IN_FLIGHT
     total = _repeat(shape.accumulation, step_of_all, nothing, in_flight, until)
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
+
+
+def _moving(model: Any) -> List[Any]:
+    """Returns the variables that forward passes change, but for the metrics, which are kept apart."""
+    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
+    return [each for each in model.non_trainable_variables if not each.trainable and id(each) not in metrics]
 
 
 def _keep(kept: Any, variable: Any, replica: Any) -> Any:

@@ -162,8 +162,10 @@ def _trace(
 ) -> Callable[[], Any]:
     if program.replicas > 1:
         return _trace_together(strategy, fn, args, kwargs, program, check_types)
+    # A signature stands for the arguments: with one, TensorFlow 2.6 traces for no plain number.
+    like = ((), {}) if fn.input_signature else (args, kwargs)
     with replicas.traced_as(program):
-        concrete = _as_replica(strategy, fn.get_concrete_function, args, kwargs)
+        concrete = _as_replica(strategy, fn.get_concrete_function, *like)
     if check_types:
         _check_types(concrete)
 

@@ -20,6 +20,8 @@ from tf_ipu_dp.emulator import instances, popdist, replicas
 from tf_ipu_dp.emulator.ipu import ipu_strategy
 from tf_ipu_dp.emulator.ipu.keras_extensions import KerasExtensions, ordinal_of
 
+_ALIKE = (tf.keras.initializers.Zeros, tf.keras.initializers.Ones)
+
 
 class _Extended(ipu_strategy.Extended):
     """Variables begin with instance 0's values, wherever they are made. Reductions are over all instances' replicas."""
@@ -34,7 +36,8 @@ class _Extended(ipu_strategy.Extended):
         if not tf.executing_eagerly():
             kwargs["initial_value"] = _of_instance_0(kwargs["initial_value"], kwargs.get("dtype"))
         variable = super()._create_variable(next_creator, **kwargs)
-        if tf.executing_eagerly() and variable.is_initialized():  # not so, where a saved model is loaded
+        differs = tf.executing_eagerly() and not _is_alike_everywhere(kwargs.get("initial_value"))
+        if differs and variable.is_initialized():  # not so, where a saved model is loaded
             variable.assign(instances.broadcast(variable.read_value(), "variable"))
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             aggregation = kwargs.get("aggregation")
@@ -127,6 +130,11 @@ def _save_own_parts() -> None:
 
     if hasattr(tf.keras.metrics.Metric, "save_own_variables"):
         tf.keras.metrics.Metric.save_own_variables = save_own_variables
+
+
+def _is_alike_everywhere(initial_value: Any) -> bool:
+    """Whether an initial value leaves nothing to chance. Most variables begin so, and each broadcast holds up all."""
+    return isinstance(getattr(initial_value, "func", None), _ALIKE)
 
 
 def _of_instance_0(initial_value: Any, dtype: Any) -> Any:
