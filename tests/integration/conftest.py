@@ -46,7 +46,7 @@ class TwoHosts:
             _ip("-n", name, "addr", "add", f"{name}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", interface, "up")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(not self._is_up(name) for name in self.names) and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -107,22 +107,6 @@ def test_popdist_for_one_instance_takes_the_device_for_its_replicas(run):
     assert done.stdout == "4 1 0 [28]\n", done.stderr
 
 
-def test_the_module_has_one_identity_under_both_names(run):
-    done = run(
-        """
-        from tensorflow.python import ipu
-        from tensorflow.python.ipu.config import IPUConfig
-        import tensorflow.python.ipu.config as by_name
-        assert ipu.config is by_name and ipu.config.IPUConfig is IPUConfig
-        try:
-            import tensorflow.python.ipu.nothing
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
-    assert done.stdout == "No module named 'tensorflow.python.ipu.nothing'\n", done.stderr
-
-
 def test_it_is_not_active_unless_asked_for_and_refuses_beside_the_real_sdk():
     code = (
         "import importlib.util, sys, types\n"

@@ -20,6 +20,7 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(os.getpid(), child.pid, flush=True)
 time.sleep(300)
 """
+SOON_S = 30  # a few seconds where nothing else runs, and far from the minutes that the programs here sleep
 TRAINING = """
 import numpy as np, popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu
@@ -61,7 +62,7 @@ def start(names, agent, *words, instances=4, **options):
 
 def run(*arguments, **options):
     process = start(*arguments, **options)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=240)
     return process.returncode, stdout, stderr
 
 
@@ -83,8 +84,8 @@ def are_running(pids):
     return found
 
 
-def assert_gone(groups, within_s):
-    pids, deadline = [pid for group in groups for pid in group], time.monotonic() + within_s
+def assert_gone(groups):
+    pids, deadline = [pid for group in groups for pid in group], time.monotonic() + SOON_S
     while are_running(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = are_running(pids)
@@ -111,10 +112,10 @@ def test_an_instance_killed_on_another_host_ends_all_and_is_named_with_its_host(
     process, pids = start_waiting(two_hosts)
     began = time.monotonic()
     os.kill(pids[3][0], signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 137 and time.monotonic() - began < 8
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 137 and time.monotonic() - began < SOON_S
     assert f"instance 3 ended with 137 (SIGKILL) on host {two_hosts.names[1]}" in err
-    assert_gone(pids, 1)
+    assert_gone(pids)
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["instance"], report["host"], report["status"]) == (3, two_hosts.names[1], 137)
     assert report["last_lines"] == [f"{pids[3][0]} {pids[3][1]}"]
@@ -126,7 +127,7 @@ def test_a_job_may_have_this_host_too_and_ends_everywhere_when_poprun_is_killed(
     assert not (set(pids[0]) | set(pids[1])) & set(two_hosts.pids(two_hosts.names[0]))
     process.kill()
     process.wait()
-    assert_gone(pids, 8)
+    assert_gone(pids)
 
 
 def test_a_lost_remote_shell_ends_the_job_with_a_sentence(two_hosts):
@@ -135,20 +136,20 @@ def test_a_lost_remote_shell_ends_the_job_with_a_sentence(two_hosts):
     for pid in theirs:
         if b"tf_ipu_dp.emulator.hosts" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"The connection to host {two_hosts.names[1]} was lost" in err and "Traceback" not in err
-    assert_gone(pids, 5)
+    assert_gone(pids)
 
 
 @pytest.mark.slow
 def test_a_network_that_goes_down_ends_the_job_with_a_sentence(two_hosts, tmp_path):
     process, pids = start_waiting(two_hosts)
     two_hosts.cut(two_hosts.names[1])
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"Host {two_hosts.names[1]}" in err and "could not be reached for 15 s" in err and "Traceback" not in err
-    assert_gone(pids, 5)
+    assert_gone(pids)
     assert json.loads((tmp_path / "report.json").read_text())["host"] == two_hosts.names[1]
 
 
@@ -156,13 +157,13 @@ def test_a_signal_reaches_the_instances_of_all_hosts_once(two_hosts):
     program = (
         "import signal, sys, time\n"
         "def stop(number, frame): print('asked', flush=True); time.sleep(0.5); print('saved'); sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, stop); print('ready', flush=True); time.sleep(60)"
+        "signal.signal(signal.SIGTERM, stop); print('ready', flush=True); time.sleep(300)"
     )
     process = start(two_hosts.names, two_hosts.agent, sys.executable, "-c", program)
     for _ in range(4):
         process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
     told = sorted(line.split(":")[1] for line in out.splitlines())
     assert process.returncode == 143 and told == ["asked"] * 4 + ["saved"] * 4
 
@@ -193,7 +194,7 @@ def test_a_host_that_cannot_be_reached_is_named_in_one_sentence(two_hosts, tmp_p
     code, out, err = run(
         [*names, two_hosts.names[0]], two_hosts.agent if agent == "real" else agent, "true", instances=2
     )
-    assert code == 1 and not out and time.monotonic() - began < 15
+    assert code == 1 and not out and time.monotonic() - began < SOON_S
     assert err.startswith(f"poprun: {sentence}") and len(err.splitlines()) == 1
     assert json.loads((tmp_path / "report.json").read_text())["reason"] in err
 
@@ -226,6 +227,6 @@ def test_a_host_that_says_what_nobody_understands_is_lost(frame):
     remote.wait()
     remote.give(hosts.HostJob(["true"], "/", {}, {0: {}}, numa=False))
     remote.start()
-    what, (host, reason) = events.next(10)
+    what, (host, reason) = events.next(60)
     remote.close(0.0, ask=False)
     assert (what, host) == ("lost", "there") and reason.startswith("What host there sent could not be used")

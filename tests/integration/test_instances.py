@@ -20,6 +20,7 @@ SMALL = ("--sdk=emulator", "--dataset=synthetic", "--image_size=28", "--determin
 MLP = (*SMALL, "--model=mlp", "--micro_batch_size=16")
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 TRAIN = ("python3", "-m", "tf_ipu_dp.train")
+SOON_S = 30  # ten seconds where nothing else runs
 
 
 @pytest.fixture(autouse=True)
@@ -72,52 +73,56 @@ def assert_same_bits(first, second):
         np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
+def logged_steps(folder):
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line)["step"] for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def wait_for_step(folder, process, step):
     """Waits until the run has said that it is there, and returns the pids of its instances in their order."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
-        lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").exists() else []
-        if any(json.loads(line)["step"] >= step for line in lines):
+        if max(logged_steps(folder), default=0) >= step:
             files = sorted((folder / "status").glob("instance-*.json"))
             return [json.loads(path.read_text())["pid"] for path in files]
         time.sleep(0.01)
     raise AssertionError(process.communicate()[1])
 
 
-def test_the_same_global_batches_end_in_the_same_weights_on_any_layout_of_instances(tmp_path):
+def test_the_same_global_batches_end_in_the_same_weights_though_a_run_goes_on_on_other_instances_and_replicas(tmp_path):
     words = (
         *SMALL,
         "--model=cnn",
         "--norm=group",
-        "--micro_batch_size=4",
-        "--epochs=8steps",
+        "--micro_batch_size=16",
+        "--global_batch_size=128",
+        "--checkpoint_every=4",
         "--learning_rate=0.005",
+        "--lr_schedule=constant",
     )
-    ends = []
-    for instances in (1, 2, 4):
-        train(instances, 4, tmp_path / str(instances), *words)
-        ends.append(weights(tmp_path / str(instances)))
-    for other in ends[1:]:
-        assert_near(ends[0], other)
-
-
-def test_a_run_goes_on_on_other_instances_and_replicas_with_the_same_global_batches(tmp_path):
-    words = (*MLP, "--global_batch_size=128", "--checkpoint_every=4")
-    train(1, 4, tmp_path / "whole", *words, "--epochs=12steps")
     folder = tmp_path / "moved"
     for instances, replicas, steps in ((4, 4, 4), (1, 8, 8), (2, 2, 12)):
-        _, err = train(instances, replicas, folder, *words, f"--epochs={steps}steps", "--lr_schedule=constant")
+        _, err = train(instances, replicas, folder, *words, f"--epochs={steps}steps")
     assert "going on from step 8" in err and "accumulation 4" in err
-    train(1, 4, tmp_path / "constant", *words, "--epochs=12steps", "--lr_schedule=constant")
     assert steps_of(folder) == [4, 8, 12]
-    assert_near(weights(tmp_path / "constant"), weights(folder))
+    train(1, 4, tmp_path / "whole", *words, "--epochs=12steps")
+    assert_near(weights(tmp_path / "whole"), weights(folder))
 
 
-def test_only_instance_0_speaks_and_writes_and_every_validation_sample_counts_once(tmp_path):
+def test_instances_that_are_asked_for_are_started_and_only_the_first_speaks_and_writes_and_validates_each_sample_once(
+    tmp_path,
+):
     folder = tmp_path / "run"
-    out, err = train(2, 2, folder, *MLP, "--epochs=8steps", "--json", "--check_weights_every=4")
-    assert all(line.startswith("[1,0]") for line in (out + err).splitlines() if "<std" in line)
-    result = json.loads(out.split(":", 1)[1])
+    words = ("--instances=2", "--ipus=2", *MLP, "--epochs=8steps", "--json", "--check_weights_every=4")
+    done = subprocess.run(
+        [sys.executable, *TRAIN[1:], *words, f"--run_dir={folder}"], capture_output=True, text=True, check=False,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0 and "2 instances x 1 replica" in done.stderr, done.stderr
+    assert all(line.startswith("[1,0]") for line in done.stderr.splitlines() if "<std" in line)
+    assert steps_of(folder) == [8]
+    result = json.loads(done.stdout)
     assert result["replicas"] == 2 and result["validation"]["samples"] == 2048
     assert not list(folder.glob(".trial*")) and not (folder / "errors").exists() and not (folder / "status").exists()
     shares = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["instances"]
@@ -132,7 +137,7 @@ def test_a_signal_to_one_instance_stops_all_after_the_same_step(tmp_path):
     folder = tmp_path / "run"
     process = start(2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", f"--run_dir={folder}")
     os.kill(wait_for_step(folder, process, 2)[1], signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
     assert "SIGTERM after step" in out and len(steps_of(folder)) == 1
     assert not list((folder / "errors").glob("*"))
@@ -145,25 +150,25 @@ def undisturbed(tmp_path_factory):
     return weights(folder)
 
 
-DISTURBED = ("--epochs=96steps", "--checkpoint_every=8", "--log_every=2")
+DISTURBED = ("--epochs=128steps", "--checkpoint_every=8", "--log_every=2")
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_after_kill_9_of_any_instance_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, number):
-    chance = random.Random(number)
-    folder, victim = tmp_path / "run", chance.randrange(2)
-    process = start(2, 4, *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
-    pids = wait_for_step(folder, process, chance.randrange(2, 60))
-    began = time.monotonic()
-    os.kill(pids[victim], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
-    assert (
-        process.returncode == 137
-        and f"instance {victim} ended with 137 (SIGKILL)" in err.splitlines()[-1]
-        and "Traceback" not in err
-    )
-    assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
+def test_after_kill_9_of_one_instance_and_then_the_other_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed):
+    folder, chance = tmp_path / "run", random.Random(1)
+    for victim in (1, 0):
+        step = max(logged_steps(folder), default=0) + chance.randrange(2, 40)
+        process = start(2, 4, *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
+        pids = wait_for_step(folder, process, step)
+        began = time.monotonic()
+        os.kill(pids[victim], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        assert time.monotonic() - began < SOON_S
+        assert (
+            process.returncode == 137
+            and f"instance {victim} ended with 137 (SIGKILL)" in err.splitlines()[-1]
+            and "Traceback" not in err
+        )
+        assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
     train(2, 4, folder, *MLP, *DISTURBED)
     assert_same_bits(undisturbed, weights(folder))
 
@@ -174,8 +179,8 @@ def test_a_stopped_instance_is_found_and_named(tmp_path):
     pids = wait_for_step(folder, process, 2)
     began = time.monotonic()
     os.kill(pids[1], signal.SIGSTOP)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and time.monotonic() - began < 6 + 10
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and time.monotonic() - began < 6 + SOON_S
     assert f"instance 1 on {os.uname().nodename} (pid {pids[1]}) has not been heard of for" in err
     assert not Path(f"/proc/{pids[1]}").exists()
 
@@ -207,27 +212,16 @@ def test_weights_that_drift_apart_are_found_and_the_variable_is_named(tmp_path):
     assert "last good checkpoint is of step 6" in err
 
 
-def test_two_hosts_train_what_one_instance_trains_and_go_on_after_their_link_was_cut(tmp_path, two_hosts):
-    words = (*MLP, "--epochs=40steps", "--checkpoint_every=4", "--log_every=2")
-    train(1, 4, tmp_path / "alone", *words)
+def test_two_hosts_train_what_one_trains_and_go_on_after_their_link_was_cut(tmp_path, two_hosts, undisturbed):
     folder, agent = tmp_path / "hosts", two_hosts.agent
-    over = (",".join(two_hosts.names), *TRAIN, *words, f"--run_dir={folder}")
-    process = start(4, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
-    wait_for_step(folder, process, 6)
+    over = (",".join(two_hosts.names), *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
+    process = start(2, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
+    wait_for_step(folder, process, 10)
     two_hosts.cut(two_hosts.names[1])
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode and two_hosts.names[1] in err.splitlines()[-1] and "Traceback" not in err
-    assert steps_of(folder)[-1] < 40
+    assert steps_of(folder)[-1] < 128
     two_hosts.restore(two_hosts.names[1])
-    code, _, err = poprun(4, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
+    code, _, err = poprun(2, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
     assert code == 0 and "going on from step" in err, err
-    assert_near(weights(tmp_path / "alone"), weights(folder))
-
-
-def test_asking_for_instances_starts_them(tmp_path):
-    command = [sys.executable, "-m", "tf_ipu_dp.train", "--instances=2", "--ipus=2", *MLP, "--epochs=2steps"]
-    done = subprocess.run(
-        [*command, f"--run_dir={tmp_path / 'run'}"], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 instances x 1 replica" in done.stderr and steps_of(tmp_path / "run") == [2]
+    assert_near(undisturbed, weights(folder))

@@ -78,7 +78,7 @@ def test_a_program_for_the_sdk_does_what_it_expects_of_itself(case, tmp_path):
         environ.update(ONE_INSTANCE)
     done = subprocess.run(
         [sys.executable, "-m", "tf_ipu_dp.emulator", str(PROGRAMS / f"{name}.py"), *words],
-        capture_output=True, text=True, check=False, cwd=str(tmp_path), env=environ, timeout=120,
+        capture_output=True, text=True, check=False, cwd=str(tmp_path), env=environ, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
     printed = [line.rstrip() for line in done.stdout.splitlines()]

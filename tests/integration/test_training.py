@@ -45,6 +45,13 @@ def records(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def last_step(folder):
+    """Returns the step that the metrics have come to."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+
 def steps_of(folder):
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
@@ -140,12 +147,12 @@ def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_p
     rng = random.Random(7)
     kills = 0
     seen = set()
-    while kills < 5:
+    while kills < 3:
         process = start(*words)
         # The moment is a number of steps in the metrics, and then some milliseconds, so that every start gets on.
         before = steps_of(folder)[-1] if folder.exists() and steps_of(folder) else 0
         goal = min(before + rng.randrange(1, 48), 240)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and process.poll() is None:
             if (folder / "checkpoints").exists() and (steps_of(folder) or [0])[-1] >= goal:
                 break
@@ -157,7 +164,7 @@ def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_p
             break
         kills += 1
         seen.add(steps_of(folder)[-1])
-    assert kills >= 5 and len(seen) >= 4
+    assert kills >= 3 and len(seen) >= 3
     done = train(*words)
     assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
     assert_same_bits(weights(whole[0]), weights(folder))
@@ -166,20 +173,22 @@ def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"])
-def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_path, number, code):
-    folder = tmp_path / "stopped"
-    process = start(*RUN, f"--run_dir={folder}", "--log_every=4")
-    while process.poll() is None and not (folder / "metrics.jsonl").exists():
-        time.sleep(0.01)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == code, stderr
-    assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
-    assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in " ".join(stdout.split())
-    (step,) = steps_of(folder)
-    assert 0 < step < 256
-    done = train(*RUN, f"--run_dir={folder}")
+def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_path):
+    folder, step = tmp_path / "stopped", 0
+    words = (*RUN, f"--run_dir={folder}", "--log_every=4", "--keep_checkpoints=1")
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        process = start(*words)
+        while process.poll() is None and not (folder.exists() and last_step(folder) > step):
+            time.sleep(0.01)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == code, stderr
+        assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
+        assert f"Go on with --flagfile={folder}/run.flags --run_dir={folder}." in " ".join(stdout.split())
+        assert step == 0 or f"going on from step {step} " in stderr
+        before, (step,) = step, steps_of(folder)
+        assert before < step < 256
+    done = train(*words)
     assert done.returncode == 0 and f"going on from step {step} " in done.stderr
     assert_same_bits(weights(whole[0]), weights(folder))
 
@@ -199,33 +208,34 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "difference"),
+    "differences",
     [
-        ("--model=cnn", "--model was mlp and is cnn"),
-        ("--learning_rate=0.3", "--learning_rate was 0.05 and is 0.3"),
-        ("--global_batch_size=128", "a global batch of 128, but the run was trained with global batch 64"),
-        ("--updates_per_epoch=64", "--updates_per_epoch was 128 and is 64"),
+        {"--global_batch_size=128": "a global batch of 128, but the run was trained with global batch 64"},
+        {
+            "--model=cnn": "--model was mlp and is cnn",
+            "--learning_rate=0.3": "--learning_rate was 0.05 and is 0.3",
+            "--updates_per_epoch=64": "--updates_per_epoch was 128 and is 64",
+        },
     ],
-    ids=str,
+    ids=["plan", "flags"],
 )
-def test_a_checkpoint_of_another_run_is_refused_with_the_difference(whole, change, difference):
+def test_a_checkpoint_of_another_run_is_refused_with_the_differences(whole, differences):
     before = contents(whole[0])
-    done = train(*RUN, f"--run_dir={whole[0]}", change)
-    assert done.returncode == 1 and difference in done.stderr and "Traceback" not in done.stderr
+    done = train(*RUN, f"--run_dir={whole[0]}", *differences)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert not [sentence for sentence in differences.values() if sentence not in done.stderr], done.stderr
     assert before == contents(whole[0])
 
 
 @pytest.mark.slow
 def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole):
-    answers = set()
-    for ipus in (1, 4):
-        done = train("--evaluate", f"--run_dir={whole[0]}", f"--ipus={ipus}", "--json")
-        assert done.returncode == 0, done.stderr
-        answer = json.loads(done.stdout)
-        answers.add((answer["loss"], answer["top1"], answer["top5"], answer["samples"]))
-    (only,) = answers
-    result = json.loads((whole[0] / "result.json").read_text())["validation"]
-    assert only == (result["loss"], result["top1"], result["top5"], 2048)
+    done = train("--evaluate", f"--run_dir={whole[0]}", "--ipus=1", "--json")
+    assert done.returncode == 0, done.stderr
+    alone = json.loads(done.stdout)
+    on_four = json.loads((whole[0] / "result.json").read_text())["validation"]
+    assert on_four["samples"] == 2048
+    for name in ("loss", "top1", "top5", "samples"):
+        assert alone[name] == on_four[name], name
 
 
 @pytest.mark.slow
@@ -257,7 +267,7 @@ def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path):
 @pytest.mark.slow
 def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tmp_path):
     ends = []
-    for ipus, accumulation in ((1, 8), (2, 4), (8, 1)):
+    for ipus, accumulation in ((1, 8), (4, 2)):
         folder = tmp_path / f"{ipus}x{accumulation}"
         words = ("--model=cnn", "--norm=group", "--dataset=synthetic", "--image_size=28", "--sdk=emulator")
         done = train(
@@ -266,10 +276,9 @@ def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tm
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         ends.append({name: value for name, value in weights(folder).items() if "OPTIMIZER_SLOT" not in name})
-    for other in ends[1:]:
-        for name, value in ends[0].items():
-            scale = np.abs(value).max() if value.dtype.kind == "f" else 1
-            np.testing.assert_allclose(other[name], value, atol=1e-5 * scale, err_msg=name)
+    for name, value in ends[0].items():
+        scale = np.abs(value).max() if value.dtype.kind == "f" else 1
+        np.testing.assert_allclose(ends[1][name], value, atol=1e-5 * scale, err_msg=name)
 
 
 @pytest.mark.slow
@@ -301,11 +310,26 @@ def test_more_ipus_than_there_are_is_one_sentence_and_leaves_no_folder(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.fixture(scope="module")
+def unheard(tmp_path_factory):
+    """The flags of a run of three steps whose messages nobody reads."""
+    words = (
+        *RUN,
+        f"--run_dir={tmp_path_factory.mktemp('runs') / 'unheard'}",
+        "--device_iterations=1",
+        "--epochs=3steps",
+    )
+    process = start(*words, "--log_every=1")
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=240) == 0
+    process.stdout.close()
+    return words
+
+
 @pytest.mark.slow
-def test_executions_that_do_not_meet_the_checkpoint_are_refused(whole, tmp_path):
-    folder = tmp_path / "run"
-    assert train(*RUN, f"--run_dir={folder}", "--device_iterations=1", "--epochs=3steps").returncode == 0
-    done = train(*RUN, f"--run_dir={folder}")
+def test_executions_that_do_not_meet_the_checkpoint_are_refused(unheard):
+    done = train(*unheard, "--device_iterations=4", "--epochs=2")
     assert done.returncode == 1 and "--device_iterations=4 does not fit" in done.stderr
 
 
@@ -322,15 +346,9 @@ def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_again_beside_them(w
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path):
-    folder = tmp_path / "run"
-    process = start(*RUN, f"--run_dir={folder}", "--log_every=4")
-    process.stderr.readline()
-    process.stderr.close()
-    assert process.wait(timeout=120) == 0
-    assert steps_of(folder) == [128, 256]
+def test_a_run_goes_on_when_nobody_reads_what_it_says(unheard):
     closed = subprocess.run(
-        f"{sys.executable} -m tf_ipu_dp.train {' '.join(RUN)} --run_dir={folder} --json 2>&-",
+        f"{sys.executable} -m tf_ipu_dp.train {' '.join(unheard)} --json 2>&-",
         shell=True, capture_output=True, text=True, check=False, env=environ(),
     )  # fmt: skip
     assert closed.returncode == 0 and json.loads(closed.stdout)["verdict"] == "Nothing was left to train."
@@ -381,9 +399,9 @@ def test_numbers_that_are_none_are_refused():
 def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path):
     folder = tmp_path / "run"
     words = (*SMALL, "--epochs=500", "--log_every=8", "--checkpoint_every=100000", f"--run_dir={folder}")
-    done = train(*words, "--time_limit=8s")
+    done = train(*words, "--time_limit=4s")
     assert done.returncode == 0, done.stderr
-    assert "--time_limit=8s after step" in done.stdout and "saved. Go on with --flagfile=" in done.stdout
+    assert "--time_limit=4s after step" in done.stdout and "saved. Go on with --flagfile=" in done.stdout
     (step,) = steps_of(folder)
     done = train(*words, f"--epochs={step + 4}steps")
     assert f"going on from step {step:,}" in done.stderr and steps_of(folder)[-1] == step + 4

@@ -127,7 +127,7 @@ def poll():
 thread = threading.Thread(target=poll, daemon=True)
 thread.start()
 strategy.run(training_loop, args=[iterator, LONG, queue, model, optimizer])
-thread.join(timeout=20)
+thread.join(timeout=120)
 assert not thread.is_alive() and len(taken) == LONG, len(taken)
 assert all((np.reshape(sent["replica"], [-1]) == np.arange(REPLICAS)).all() for sent in taken)
 in_order = np.array([np.reshape(sent["loss"], [-1]) for sent in taken])

@@ -61,7 +61,7 @@ with strategy.scope(), libpvti.Tracepoint(channel, "fit"):
     model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=32)
     history = model.fit(inputs, targets, batch_size=8, epochs=20, verbose=0)
 sampler.enough.set()
-sampler.join(timeout=10)
+sampler.join(timeout=120)
 
 assert not sampler.is_alive() and not sampler.errors, sampler.errors
 assert history.history["loss"][-1] < history.history["loss"][0]

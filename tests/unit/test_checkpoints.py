@@ -99,7 +99,7 @@ def leftovers(store):
 def run_program(body, *arguments, **options):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + body, *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=120, **options,
+        capture_output=True, text=True, check=False, timeout=240, **options,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -157,7 +157,7 @@ def pristine(tmp_path_factory):
 NAMES = ["manifest.json", "state.index", "state.data-00000-of-00001"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(NAMES), where=st.floats(0, 1), change=st.integers(0, 255), data=st.data())
 def test_any_changed_or_missing_byte_is_noticed_and_the_checkpoint_before_is_used(pristine, name, where, change, data):
     with tempfile.TemporaryDirectory() as folder:
@@ -400,7 +400,7 @@ except checkpoints.CheckpointError as error:
 """
     done = subprocess.run(
         [*private, mount, "sh", sys.executable, "-c", PROGRAM + body, str(tmp_path)],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     sentence, step, names, newest, consistent = json.loads(done.stdout)
     assert sentence == (

@@ -92,7 +92,7 @@ def test_draws_are_spread_evenly_and_do_not_go_together():
     assert np.abs(correlations - np.eye(len(correlations))).max() < 0.04
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(instances=POWERS, local=POWERS, accumulation=st.integers(1, 3), micro=st.integers(1, 3), prefetch=st.booleans())
 def test_an_epoch_has_every_sample_of_its_updates_once_over_all_instances(
     instances, local, accumulation, micro, prefetch
@@ -107,8 +107,10 @@ def test_an_epoch_has_every_sample_of_its_updates_once_over_all_instances(
     assert seen == sorted(data.order(3, 0, TOY.train_samples)[: updates * run.batch.global_batch_size].tolist())
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-@pytest.mark.parametrize(("instances", "local", "accumulation"), [(2, 4, 2), (8, 1, 2), (1, 1, 16), (1, 4, 4)])
+@pytest.mark.parametrize(
+    ("instances", "local", "accumulation", "augment"),
+    [(2, 4, 2, "none"), (2, 4, 2, "crop_flip"), (8, 1, 2, "none"), (1, 1, 16, "crop_flip"), (1, 4, 4, "none")],
+)
 def test_instances_and_replicas_share_the_same_micro_batches(instances, local, accumulation, augment):
     one = plan_toy(local=8, accumulation=2)
     several = plan_toy(instances=instances, local=local, accumulation=accumulation)
@@ -123,12 +125,12 @@ def test_instances_and_replicas_share_the_same_micro_batches(instances, local, a
     assert_same(dealt, expected)
 
 
-@pytest.mark.parametrize("first", [1, 7, 8, 9, 16])
-def test_a_run_that_goes_on_gets_what_the_whole_run_would_have_got(first):
+def test_a_run_that_goes_on_gets_what_the_whole_run_would_have_got():
     run = plan_toy(local=2, accumulation=1)
     assert run.epochs.updates_per_epoch == 8
     whole = train(toy_source(), run, 0, 19, augment="crop_flip")
-    assert_same(train(toy_source(), run, first, 19, augment="crop_flip"), whole[first * 2 :])
+    for first in (1, 7, 8, 9, 16):
+        assert_same(train(toy_source(), run, first, 19, augment="crop_flip"), whole[first * 2 :])
 
 
 def test_epochs_have_different_orders_and_so_do_seeds():
@@ -232,7 +234,7 @@ def test_loading_in_the_background_changes_nothing():
     assert_same(validate(toy_source(), run, prefetch=True), validate(toy_source(), run, prefetch=False))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(instances=POWERS, local=POWERS, micro=st.integers(1, 4))
 def test_validation_has_every_sample_once_in_order_and_then_padding(instances, local, micro):
     run = plan_toy(instances=instances, local=local, micro=micro)
@@ -482,5 +484,5 @@ def test_a_set_that_cannot_be_downloaded_is_refused_at_once(name, tmp_path, monk
         cli.UsageError, match=rf"--dataset={name} was not found in .* Prepare it with python -c"
     ) as caught:
         data.open_source(DATASETS[name], data_dir=str(tmp_path), seed=1)
-    assert len(caught.value.sentences) == 1 and time.monotonic() - begin < 10
+    assert len(caught.value.sentences) == 1 and time.monotonic() - begin < 30
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ def scrape():
     port = exporter.serve(collector, "127.0.0.1", 0)
 
     def read():
-        with DIRECTLY.open(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with DIRECTLY.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode("utf-8")
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}

@@ -227,8 +227,10 @@ def test_the_restart_is_told_in_one_line_with_what_changes():
     other = launch.make_job(
         hosts.words, dataclasses.replace(hosts.config, instances=1, hosts=None, micro_batch_size=16), FASHION
     )
-    assert launch._restart_words(last, "", hosts, other, "").split("on 1 instance x 8 replicas")[1].startswith(
-        " without a and b, micro batch 16 in place of 8"
+    assert (
+        launch._restart_words(last, "", hosts, other, "")
+        .split("on 1 instance x 8 replicas")[1]
+        .startswith(" without a and b, micro batch 16 in place of 8")
     )
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp import optimizers, plan
@@ -56,7 +56,6 @@ def rate_by_hand(r, update):
     )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["constant", "step", "cosine", "polynomial"]),
     st.floats(1e-4, 10),
@@ -289,7 +288,8 @@ def test_replicas_and_accumulation_end_where_one_big_batch_does(scope, optimizer
     )
     expected = weights_of(train_plainly(r))
     assert np.abs(expected - weights_of(make_model())).max() > 1e-3
-    for replicas, accumulation in [(1, 1), (4, 1), (1, 2), (4, 2)]:
+    layouts = [(1, 1), (4, 1), (1, 2), (4, 2)]
+    for replicas, accumulation in layouts if optimizer == "sgd" else layouts[-1:]:
         found = weights_of(train_on_replicas(scope, r, replicas, accumulation))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

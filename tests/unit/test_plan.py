@@ -64,7 +64,7 @@ def parse_dict(given_flags):
     return parse(*(f"--{name}={value}" for name, value in given_flags.items()))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300)
 @given(CONFIGS, LAUNCHES)
 def test_every_accepted_plan_obeys_the_rules_and_every_suggestion_removes_its_problem(given_flags, launched):
     cfg = parse_dict(given_flags)
@@ -86,7 +86,7 @@ def test_every_accepted_plan_obeys_the_rules_and_every_suggestion_removes_its_pr
             assert run.epochs.updates_per_epoch == cfg.updates_per_epoch
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(CONFIGS)
 def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_in_its_text(given_flags):
     cfg = parse_dict(given_flags)
@@ -101,13 +101,13 @@ def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_i
                     assert value is None or str(value) in str(problem)
 
 
-def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
+def test_thousands_of_random_command_lines_end_in_a_plan_or_in_sentences():
     rng = random.Random(20)
     names = [name for names in config.GROUPS.values() for name in names] + ["ipu", "flagfile", "nojson", "", "help_me"]
     values = ["0", "1", "2", "3", "8", "64", "-1", "3.5", "x", "", "1e3", "10" * 40, "9" * 5000, "a,b", ",", "200steps",
               "0steps", "grouped", "emulator", "true", "é", "\x00", "--", "cifar10", "mermaid", "²"]  # fmt: skip
     plans = refusals = 0
-    for _ in range(10_000):
+    for _ in range(3_000):
         words = []
         for _ in range(rng.randrange(6)):
             name, value = rng.choice(names), rng.choice(values)
@@ -123,7 +123,7 @@ def test_ten_thousand_random_command_lines_end_in_a_plan_or_in_sentences():
             plans += 1
             if run.topology.ipus < 10_000:
                 assert_obeys_the_rules(run)
-    assert plans > 100 and refusals > 1000
+    assert plans > 30 and refusals > 300
 
 
 @pytest.mark.parametrize(("stages", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16)], ids=str)
@@ -328,7 +328,7 @@ def test_warm_up_drops_and_loss_scaling_are_resolved():
     assert plan_words("--epochs=10steps").recipe.warmup_updates == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(given_flags=CONFIGS, launched=LAUNCHES, micro=st.integers(1, 64), accumulation=POWERS, replicas=POWERS)
 def test_a_run_goes_on_with_its_global_batch_or_is_refused_with_what_keeps_it(
     given_flags, launched, micro, accumulation, replicas
@@ -353,7 +353,7 @@ def test_a_run_goes_on_with_its_global_batch_or_is_refused_with_what_keeps_it(
         assert dataclasses.replace(kept, **batch_flags) == cfg
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(given_flags=CONFIGS, launched=LAUNCHES, total=st.integers(1, 2048))
 def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_micro_batch_is_left_out(
     given_flags, launched, total

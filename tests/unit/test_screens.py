@@ -133,7 +133,7 @@ def many(count, busy):
     return [dataclasses.replace(IPU if n < busy else IDLE, id=n, board_serial=f"{n // 4:04d}") for n in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     width=st.integers(1, 250), height=st.integers(1, 100), count=st.sampled_from([1, 4, 64]), busy=st.integers(0, 64),
     processes=st.integers(0, 6), unicode=st.booleans(),

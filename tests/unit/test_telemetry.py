@@ -366,7 +366,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(EVENTS, min_size=1, max_size=12))
 def test_looks_in_between_do_not_change_what_two_marks_tell(events):
     clock = Clock()
@@ -476,7 +476,7 @@ def test_the_thread_looks_by_itself_and_ends(partition):
     before = threading.active_count()
     sampler = sampler_of_this_process()
     sampler.start()
-    first, deadline = sampler.latest(), time.monotonic() + 20
+    first, deadline = sampler.latest(), time.monotonic() + 60
     while sampler.latest() is first and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert sampler.latest() is not first
@@ -530,6 +530,6 @@ def test_a_process_that_computes_is_busy_and_one_that_does_not_is_idle(partition
     environ = {**os.environ, "PYTHONPATH": str(Path(telemetry.__file__).parents[1])}
     done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, text=True, check=True, env=environ)
     computing, idle, *ipus = done.stdout.split()
-    assert float(computing) > 80
-    assert float(idle) < 20
+    assert float(computing) > 60
+    assert float(idle) < 40
     assert ipus == ["0", "1"]

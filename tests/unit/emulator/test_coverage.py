@@ -40,6 +40,14 @@ def test_modules_of_ops_are_attributes_of_ipu_too():
     assert ipu.outlined_function is ipu.functional_ops.outlined_function
 
 
+def test_the_module_has_one_identity_under_both_names():
+    ipu = importlib.import_module("tensorflow.python").ipu
+    by_name = importlib.import_module("tensorflow.python.ipu.config")
+    assert ipu.config is by_name and ipu.config.IPUConfig is by_name.IPUConfig
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'tensorflow\.python\.ipu\.nothing'"):
+        importlib.import_module("tensorflow.python.ipu.nothing")
+
+
 def test_distributed_must_be_imported_by_itself():
     code = (
         "from tf_ipu_dp import emulator; emulator.install(); from tensorflow.python import ipu\n"

@@ -65,7 +65,7 @@ def run(program, how, preload, module=False):
     words = ["-m", "program"] if module else [str(program)]
     done = subprocess.run(
         [*POPRUN, "--num-instances=2", "--num-replicas=2", "python3", *words, how, "--flag"],
-        capture_output=True, text=True, check=False, cwd=program.parent, timeout=120,
+        capture_output=True, text=True, check=False, cwd=program.parent, timeout=240,
         env={**os.environ, "IPU_EMULATOR_PRELOAD": preload, "OWN": "ö", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     tagged = [line for line in done.stderr.splitlines() if line.startswith("[1,") and "^" not in line]

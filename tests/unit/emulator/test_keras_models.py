@@ -60,7 +60,7 @@ def assert_same(left, right, tolerance=2e-6):
         np.testing.assert_allclose(one, other, atol=tolerance)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4, 16])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_one_replica_without_accumulation_gives_the_weights_of_stock_keras_to_the_bit(scope, steps_per_execution):
     stock = make_model(norm=True)
     weights = stock.get_weights()
@@ -74,8 +74,10 @@ def test_one_replica_without_accumulation_gives_the_weights_of_stock_keras_to_th
     assert ours.history == history.history
 
 
-@pytest.mark.parametrize("method", ["sum", "mean", "running_mean"])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (4, 1), (2, 4), (4, 4)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation", "method"),
+    [(1, 4, "mean"), (4, 1, "sum"), (2, 4, "sum"), (2, 4, "mean"), (2, 4, "running_mean")],
+)
 def test_gradients_are_summed_over_replicas_and_reduced_over_the_accumulation_as_asked(
     scope, replicas, accumulation, method
 ):
@@ -116,8 +118,7 @@ def test_moving_statistics_advance_once_per_step_with_the_mean_of_the_replicas(s
     np.testing.assert_allclose(norm.moving_mean.numpy(), 0.01 * inputs.mean(axis=1).mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(("replicas", "steps_per_execution"), [(1, 1), (1, 2), (4, 2)])
 def test_evaluate_and_predict_cover_every_sample_in_order(scope, replicas, steps_per_execution):
     stock = compile_model(make_model())
     expected = stock.evaluate(dataset(), verbose=0)
@@ -137,8 +138,9 @@ def losses_of_replicas(model, replicas):
     return np.reshape(losses, [-1, replicas]).mean(axis=0)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-@pytest.mark.parametrize("method", ["NONE", "LIST", "SUM", "MEAN"])
+@pytest.mark.parametrize(
+    ("method", "steps_per_execution"), [("NONE", 1), ("NONE", 4), ("LIST", 4), ("SUM", 1), ("MEAN", 4)]
+)
 def test_metrics_are_those_of_the_last_replica_or_reduced_as_asked(scope, method, steps_per_execution):
     stock = make_model()
     losses = losses_of_replicas(stock, 4)

@@ -164,7 +164,7 @@ def test_the_beam_search_finds_the_stock_paths_for_any_blank(blank):
     assert np.array_equal(of_log_probs[2].numpy(), labels.numpy())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_serialised_product_is_the_product_when_the_factor_divides_and_refused_when_not(data):
     m, k, n = (data.draw(st.integers(1, 6)) for _ in range(3))

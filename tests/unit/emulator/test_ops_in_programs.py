@@ -116,7 +116,7 @@ def test_the_iteration_counter_counts_the_loop_around_it():
         tf.function(internal_ops.get_current_iteration_counter)()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     inputs=st.lists(st.integers(-8, 8), max_size=20),
     levels=st.lists(st.integers(-8, 8), min_size=1, max_size=5, unique=True).map(sorted),
@@ -164,7 +164,7 @@ def copied_by_hand(dst, src, counts, from_rows, to_rows, zero):
     return result
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_sequence_slices_are_copies_of_runs_of_rows(data):
     shape = data.draw(st.sampled_from([[], [2], [2, 3]]))

@@ -66,7 +66,7 @@ def is_valid(stages, count):
     return len(stages) == count and stages[0] == 0 and all(step in (0, 1) for step in steps)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     count=st.integers(1, 5),
     stages=st.one_of(

@@ -37,6 +37,50 @@ def test_ranks_are_those_of_the_launcher(on_host, on, launcher):
         }  # fmt: skip
 
 
+def test_instances_that_are_dealt_to_hosts_in_turns_are_refused_where_the_host_is_not_told():
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "0"}
+    told = rendezvous.find_ranks({**slurm, "SLURM_NODEID": "1"}, 1, 4)
+    assert (told["LOCAL_RANK"], told["CROSS_RANK"]) == (0, 1)
+    mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_SIZE", "2"))}
+    with pytest.raises(RuntimeError, match=r"Instance 1 is number 0 of 2 on its host.*mpirun --map-by slot"):
+        rendezvous.find_ranks({**mpi, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 1, 4)
+
+
+def test_below_mpirun_in_a_slurm_job_it_is_mpirun_that_knows_the_hosts():
+    """Its process on the second host was started by an srun of its own, whose first host that is."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    ranks = rendezvous.find_ranks({**slurm, **{f"OMPI_COMM_WORLD_{name}": each for name, each in mpi.items()}}, 3, 4)
+    assert (ranks["CROSS_RANK"], ranks["CROSS_SIZE"], ranks["LOCAL_RANK"]) == (1, 2, 1)
+
+
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI3": "1.0;tcp4://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "by_mpi"),
+    [
+        (MPIRUN, True),
+        ({"PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "PMI_FD": "9"}, True),
+        ({**MPIRUN, "HOROVOD_CONTROLLER": "gloo"}, False),
+        ({"SLURM_PROCID": "0", "PMIX_SERVER_URI2": "x", "PMI_FD": "9"}, False),  # srun, of whatever MPI
+        ({"SLURM_PROCID": "0", "HOROVOD_CONTROLLER": "MPI"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False),  # poprun says it, too
+        ({**MPIRUN, **rendezvous.variables("127.0.0.1", 1, "lo", "a")}, False),
+        ({}, False),
+    ],
+)
+def test_mpi_connects_what_mpirun_has_started_and_gloo_all_else_unless_the_user_asks(environ, by_mpi):
+    assert rendezvous.is_by_mpi(environ, built=True) is by_mpi
+    if environ.get("HOROVOD_CONTROLLER") != "MPI":
+        assert rendezvous.is_by_mpi(environ, built=False) is False
+
+
+def test_mpi_that_horovod_has_not_is_refused():
+    with pytest.raises(RuntimeError, match="HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI"):
+        rendezvous.is_by_mpi({**MPIRUN, "HOROVOD_CONTROLLER": "mpi"}, built=False)
+
+
 def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
     jobs = [{"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0"} for number in range(100)]
     places = {rendezvous.find_place(job, ALONE) for job in jobs}

@@ -14,9 +14,14 @@ from tf_ipu_dp.emulator import infeeds, registry
 TRACING_S = 0.5
 
 
+traced_s = []
+
+
 def slow_to_trace(value):
     if not tf.executing_eagerly():
+        began = time.monotonic()
         time.sleep(TRACING_S)
+        traced_s.append(time.monotonic() - began)
     return value
 
 
@@ -36,11 +41,13 @@ def run_keras(strategy):
 @pytest.mark.parametrize("run", [run_a_function, run_keras])
 def test_ipus_do_not_work_while_a_program_is_traced(scope, replicas, run):
     strategy = scope(replicas)
+    traced_s.clear()
+    began = time.monotonic()
     run(strategy)
+    elapsed = time.monotonic() - began
     (holding,) = registry.Partition.from_environment(os.environ).holdings()
     assert holding.meter.beat - holding.meter.attached > TRACING_S
-    assert 0 < holding.meter.busy < TRACING_S
-
+    assert traced_s and 0 < holding.meter.busy < elapsed - sum(traced_s)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -49,7 +56,7 @@ def test_a_program_whose_input_does_not_come_says_that_it_waits(scope, replicas)
 
     def draw(number):
         if number >= 2 * replicas:
-            come.wait(30)
+            come.wait(240)
         return number
 
     data = tf.data.Dataset.range(4 * replicas).map(lambda number: tf.py_function(draw, [number], tf.int64))
@@ -64,12 +71,12 @@ def test_a_program_whose_input_does_not_come_says_that_it_waits(scope, replicas)
     running = threading.Thread(target=lambda: strategy.run(program, args=[iter(data)]))
     assert not infeeds.is_waiting()
     running.start()
-    deadline, seen = time.monotonic() + 20, 0
+    deadline, seen = time.monotonic() + 120, 0
     while seen < 20 and time.monotonic() < deadline:
         seen = seen + 1 if infeeds.is_waiting() else 0
         time.sleep(0.01)
     come.set()
-    running.join(30)
+    running.join(120)
     assert seen == 20 and not infeeds.is_waiting()
 
 
