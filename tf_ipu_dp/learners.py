@@ -117,7 +117,10 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
         ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
     distributed = bool(sdk.popdist.isPopdistEnvSet())
     if distributed:
-        sdk.popdist.init()
+        try:
+            sdk.popdist.init()
+        except RuntimeError as error:  # who cannot meet the others says why
+            raise cli.UsageError(cli.first_line(str(error))) from error
         importlib.import_module("popdist.tensorflow").set_ipu_config(
             ipu_config, ipus_per_replica=run.topology.ipus_per_replica
         )

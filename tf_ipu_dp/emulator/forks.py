@@ -89,6 +89,7 @@ def preload(environ: Mapping[str, str]) -> bool:
             del os.environ[name]
     os.environ.update({name: value for name, value in environ.items() if _is_read_early(name)})
     own = os.dup(2)
+    gc.disable()  # what is imported stays: to look through it time and again takes a tenth of the whole
     try:
         # TensorFlow greets, and would do so here for all.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
@@ -102,6 +103,7 @@ def preload(environ: Mapping[str, str]) -> bool:
     except Exception:  # the program will fail with it in its own words
         return False
     finally:
+        gc.enable()
         os.dup2(own, 2)
         os.close(own)
     # Its eager context brings threads, which no fork keeps: who has one was not only imported.
