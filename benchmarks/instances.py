@@ -67,7 +67,8 @@ def read_rate(command):
 
 def measure_layout(name):
     if name.startswith("stock"):
-        return read_rate(["horovodrun", "-np", "2", sys.executable, *this("stock_horovod()")])
+        horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+        return read_rate([horovodrun, "-np", "2", sys.executable, *this("stock_horovod()")])
     instances, _, _, local, _ = name.split()
     replicas = int(instances) * int(local)
     with tempfile.TemporaryDirectory() as folder:

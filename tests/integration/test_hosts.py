@@ -20,7 +20,7 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(os.getpid(), child.pid, flush=True)
 time.sleep(300)
 """
-SOON_S = 30  # a few seconds where nothing else runs, and far from the minutes that the programs here sleep
+SOON_S = 15  # a few seconds where nothing else runs, and far from the minutes that the programs here sleep
 TRAINING = """
 import numpy as np, popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu

@@ -22,7 +22,7 @@ from tf_ipu_dp.emulator import poprun, poprun_options
 SMALL = st.integers(1, 64)
 
 
-SOON_S = 30  # a second or two where nothing else runs, and far from the minutes that the programs here sleep
+SOON_S = 10  # a second or two where nothing else runs, and far from the minutes that the programs here sleep
 
 
 def start(*words, **environ):
