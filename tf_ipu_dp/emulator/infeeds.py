@@ -72,8 +72,10 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
         got = waiting.now(element)
         if work:
             began = tf.maximum(began, waiting.now(work))
-        _meter.end(got - began, element)
-        return list(element)
+        _meter.spend(got - began)
+        # Before anything is computed from it, which may keep the only thread for long.
+        with tf.control_dependencies([_meter.end(element)]):
+            return [tf.identity(part) for part in element]
 
     if not program.together:
         return draw()

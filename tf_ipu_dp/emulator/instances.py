@@ -188,7 +188,7 @@ def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -
     # Noting the beginning also puts the collectives of a program into an order, which is the same everywhere.
     with tf.control_dependencies([_meter.begin([moment])]):
         received = list(exchange([tf.identity(tensor) for tensor in tensors]))
-    with tf.control_dependencies([_meter.end(waiting.now(received) - moment, received)]):
+    with tf.control_dependencies([_meter.end(received), _meter.spend(waiting.now(received) - moment)]):
         return [tf.identity(tensor) for tensor in received]
 
 
