@@ -90,3 +90,20 @@ def test_a_program_whose_data_end_does_not_wait_for_ever(scope):
     with pytest.raises((tf.errors.OutOfRangeError, StopIteration)):
         strategy.run(program, args=[iter(tf.data.Dataset.range(1).map(lambda n: tf.cast(n, tf.int32)))])
     assert not infeeds.is_waiting()
+
+
+def test_a_program_does_not_wait_for_what_it_already_computes_with(scope):
+    strategy, seen = scope(1), []
+
+    def compute(number):
+        seen.append(infeeds.is_waiting())
+        return number
+
+    @tf.function
+    def program(iterator):
+        return tf.py_function(compute, [next(iterator)], tf.int32)
+
+    iterator = iter(tf.data.Dataset.range(40).map(lambda number: tf.cast(number, tf.int32)))
+    for _ in range(40):
+        strategy.run(program, args=[iterator])
+    assert seen == 40 * [False]
