@@ -1,5 +1,7 @@
 """Layers and optimizers of `ipu_tensorflow_addons` in models that are trained on two replicas."""
 
+import random
+
 import numpy as np
 import tensorflow as tf
 from ipu_tensorflow_addons.keras.layers import LSTM, Dropout, Embedding, GroupNormalization, LayerNormalization
@@ -13,6 +15,8 @@ SAMPLES = 128
 WORDS, LENGTH = 20, 6
 
 rng = np.random.RandomState(8)
+random.seed(1)  # of Keras's initializers
+tf.random.set_seed(1)
 sentences = rng.randint(1, WORDS, (SAMPLES, LENGTH)).astype("int32")
 labels = (sentences[:, 0] > WORDS // 2).astype("int32")
 
