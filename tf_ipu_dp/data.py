@@ -558,7 +558,7 @@ def _make_synthetic(facts: DatasetFacts, seed: int) -> Source:
     shape = (facts.height, facts.width, facts.channels)
     coarse: Any = random.randint(0, 256, (facts.classes, 4, 4, facts.channels)).astype(np.uint8)
     rows, columns = (np.arange(size) * 4 // size for size in shape[:2])
-    patterns = coarse[:, rows][:, :, columns] // 2
+    patterns = np.ascontiguousarray(coarse[:, rows][:, :, columns] // 2)
     most = _MOST_SYNTHETIC_BYTES // int(np.prod(shape)) // facts.classes * facts.classes
 
     def make(samples: int) -> Held:
@@ -567,7 +567,7 @@ def _make_synthetic(facts: DatasetFacts, seed: int) -> Source:
         for first in range(0, len(labels), 64):  # few enough to stay in the caches
             some = images[first : first + 64]
             noise: Any = np.frombuffer(random.bytes(some.size), np.uint8).reshape(some.shape)
-            np.add(patterns[labels[first : first + 64]], noise >> 1, out=some)
+            np.add(patterns.take(labels[first : first + 64], axis=0), noise >> 1, out=some)
         return _hold(images, labels)
 
     return Source(facts, make(facts.train_samples), make(facts.validation_samples))

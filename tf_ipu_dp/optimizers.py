@@ -209,6 +209,7 @@ class Crossentropy(tf.keras.losses.Loss):  # type: ignore[misc]
         super().__init__(reduction=reduction, name=name or "crossentropy")
         self.label_smoothing = label_smoothing
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns one loss per sample."""
         labels, logits = tf.reshape(tf.cast(y_true, tf.int32), [-1]), tf.cast(y_pred, tf.float32)

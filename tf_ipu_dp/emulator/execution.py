@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
 
-from tf_ipu_dp.emulator import infeeds, instances, replicas
+from tf_ipu_dp.emulator import infeeds, instances, packing, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
 from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue
 
@@ -59,6 +60,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     def train(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
         spans = _spans_instances(model)
         updates = shape.steps // shape.accumulation
+        gradients = packing.Packing(model.trainable_variables)
 
         def update(number: Any) -> List[Any]:
             del number
@@ -67,29 +69,31 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
                     _as_replica(model, model.train_step, next(iterator))
                 model._train_counter.assign_add(1)
             else:
-                own = _accumulate(model, iterator, shape, metrics)
-                (gradients,) = metrics.exchange("gradients", [(own, replicas.total)])
-                _apply(model, gradients)
+                own = _accumulate(model, iterator, shape, metrics, gradients)
+                (summed,) = metrics.exchange("gradients", [(own, replicas.total)])
+                _apply(model, gradients.unpack(summed))
             return []
 
         if not spans:
             _repeat(updates, update)
             return metrics.logs(metrics.exchange("results", [metrics.to_exchange()])[0])
         moving = [variable for variable in _moving(model) if variable.dtype.is_floating]
+        statistics = packing.Packing(moving)
 
         def at_the_end() -> List[_Part]:
             # Moving statistics are linear, so once per execution is enough.
-            return [([each.read_value() for each in moving], _first), metrics.to_exchange()]
+            return [(statistics.pack([each.value() for each in moving]), _first), metrics.to_exchange()]
 
         if updates == 1:  # as one exchange: each costs a small model more time than its work
-            gradients = _accumulate(model, iterator, shape, metrics)
-            summed, statistics, results = metrics.exchange("update", [(gradients, replicas.total), *at_the_end()])
-            _apply(model, summed)
+            own = _accumulate(model, iterator, shape, metrics, gradients)
+            summed, totals, results = metrics.exchange("update", [(own, replicas.total), *at_the_end()])
+            _apply(model, gradients.unpack(summed))
         else:
             _repeat(updates, update)
-            statistics, results = metrics.exchange("results", at_the_end())
-        for variable, total in zip(moving, statistics):
-            variable.assign(total / tf.cast(instances.count(), total.dtype))
+            totals, results = metrics.exchange("results", at_the_end())
+        means = [total / tf.cast(instances.count(), total.dtype) for total in totals]
+        for variable, mean in zip(moving, statistics.unpack(means)):
+            variable.assign(mean)
         return metrics.logs(results)
 
     return _Execution(model, shape, train, training=True)
@@ -187,7 +191,7 @@ class _Execution:
             # TensorFlow takes all of these functions for one that is traced again and again.
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
-            with replicas.traced_as(self._program):
+            with replicas.traced_as(self._program), _keeping_garbage():
                 self._sliced.get_concrete_function(iterator)
             self._traced_for = iterator.element_spec
 
@@ -196,8 +200,7 @@ class _Execution:
             return self._sliced(iterator)
 
     def _trace(self, iterator: Any, together: bool) -> Any:
-        # The user's code is converted by autograph, this module is not.
-        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        with _converting_code():
             return self._body(iterator, _Metrics(self._model, self._shape, together))
 
     def _compile_together(self, iterator: Any) -> None:
@@ -295,15 +298,22 @@ class _Metrics:
         return logs
 
     def _logs_of_replicas(self, banks: Sequence[Any]) -> Dict[str, Any]:
-        def results_of(replica: Any) -> Dict[str, Any]:
-            return self._results_with([bank[replica] for bank in banks])
+        signature: Dict[str, Any] = {}
 
-        last = results_of(self._shape.replicas - 1)
+        def trace(replica: Any) -> Dict[str, Any]:
+            with _converting_code():
+                results = self._results_with([bank[replica] for bank in banks])
+            signature.update({name: tf.TensorSpec(value.shape, value.dtype) for name, value in results.items()})
+            return results
+
+        # Traced once and called in a loop, which has to know the types of the results before.
+        results_of = tf.function(trace, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
         if self._shape.metrics == "NONE":
+            last: Dict[str, Any] = results_of(tf.constant(self._shape.replicas - 1))
             return last
-        signature = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in last.items()}
+        call = tf.autograph.experimental.do_not_convert(lambda replica: results_of(replica))
         numbers = tf.range(self._shape.replicas)
-        of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
+        of_all = tf.map_fn(call, numbers, fn_output_signature=signature, parallel_iterations=1)
         return {name: self._reduce(values) for name, values in of_all.items()}
 
     def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
@@ -349,40 +359,63 @@ def metric_results(model: Any) -> Dict[str, Any]:
     return logs
 
 
-def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics) -> List[Any]:
-    """Returns the gradients of one update, added up over the micro batches of this replica or of all sliced ones."""
-    nothing = [tf.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables]
+def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics, gradients: packing.Packing) -> List[Any]:
+    """Returns the gradients of one update, packed, added up over the micro batches of this replica or of all sliced."""
+    nothing = gradients.zeros()
     own = len(nothing)
-    until = int(own * _LEFT_TO_DO) if own else None
+    until: List[Any] = []
     moving = _moving(model) if shape.replicas > 1 else []
+    statistics = packing.Packing(moving)
 
     def step_of_all(number: Any, *total: Any) -> List[Any]:
         del number
-        start = [tf.identity(variable) for variable in moving] if metrics.slices > 1 else []
+        start = statistics.pack([variable.value() for variable in moving]) if metrics.slices > 1 else []
 
         def step_of_one(replica: Any, *carried: Any) -> List[Any]:
-            for variable, value in zip(moving, start):
+            for variable, value in zip(moving, statistics.unpack(start) if start else []):
                 variable.assign(value)
             with infeeds.overlapping(carried):
                 micro_batch = next(iterator)
             with metrics.of_replica(replica):
-                gradients = _as_replica(model, lambda data: micro_step(model, data), micro_batch)
-            totals = [before + gradient for before, gradient in zip(carried[:own], gradients)]
-            return totals + [_keep(kept, variable, replica) for kept, variable in zip(carried[own:], moving)]
+                found = _as_replica(model, lambda data: micro_step(model, data), micro_batch)
+            until[:] = found[int(len(found) * _LEFT_TO_DO) :][:1]
+            totals = [before + each for before, each in zip(carried, gradients.pack(found))]
+            values = statistics.pack([variable.value() for variable in moving]) if start else []
+            return totals + [_keep(kept, value, replica) for kept, value in zip(carried[own:], values)]
 
-        kept = [tf.zeros(value.shape, value.dtype) for value in start]
+        kept = statistics.zeros() if start else []
         carried = _repeat(metrics.slices, step_of_one, [*total, *kept], _IN_FLIGHT, until)
+        kept = carried[own:]
         if metrics.together:
-            kept = replicas.meet([variable.read_value() for variable in moving], _keep_all)
-        for variable, value in zip(moving, kept if metrics.together else carried[own:]):
-            variable.assign(value / tf.cast(shape.replicas, value.dtype) if variable.dtype.is_floating else value)
+            kept = replicas.meet(statistics.pack([variable.value() for variable in moving]), _keep_all)
+        means = [each / tf.cast(shape.replicas, each.dtype) if each.dtype.is_floating else each for each in kept]
+        for variable, value in zip(moving, statistics.unpack(means)):
+            variable.assign(value)
         model._train_counter.assign_add(1)
         return carried[:own]
 
-    # With nothing to settle between them, the micro batches of one replica overlap too.
-    in_flight = 1 if shape.replicas > 1 else _IN_FLIGHT
-    total = _repeat(shape.accumulation, step_of_all, nothing, in_flight, until)
+    if shape.replicas > 1:  # whose statistics are settled before their next micro batches
+        total = _repeat(shape.accumulation, step_of_all, nothing)
+    else:
+        total = _repeat(shape.accumulation, step_of_all, nothing, _IN_FLIGHT, until)
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
+
+
+@contextlib.contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Looks for no garbage meanwhile: what is traced stays, and to look through it again and again takes a sixth."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _converting_code() -> Any:
+    """In it, the user's code is converted by autograph; this module is not."""
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
 
 
 def _moving(model: Any) -> List[Any]:
@@ -391,10 +424,8 @@ def _moving(model: Any) -> List[Any]:
     return [each for each in model.non_trainable_variables if not each.trainable and id(each) not in metrics]
 
 
-def _keep(kept: Any, variable: Any, replica: Any) -> Any:
-    if variable.dtype.is_floating:
-        return kept + variable
-    return tf.where(tf.equal(replica, 0), variable.read_value(), kept)
+def _keep(kept: Any, value: Any, replica: Any) -> Any:
+    return kept + value if value.dtype.is_floating else tf.where(tf.equal(replica, 0), value, kept)
 
 
 def _keep_all(values: List[Any]) -> Any:
@@ -521,11 +552,11 @@ def _repeat(
     body: Callable[..., Sequence[Any]],
     carried: Sequence[Any] = (),
     in_flight: int = 1,
-    until: Optional[int] = None,
+    until: Sequence[Any] = (),
 ) -> List[Any]:
     """Repeats the body in a loop of the graph. Repetitions may overlap; what has an effect keeps their order.
 
-    `until` is the number of a result that a repetition must have before the next one begins to have effects.
+    In `until` the body puts what a repetition must have before the next one begins to have effects.
     """
     if count == 1:
         return list(body(tf.constant(0), *carried))
@@ -538,7 +569,7 @@ def _repeat(
         effects = _effects(graph.get_operations()[made_before:])
         for operation in effects:
             operation._add_control_input(gate.op)
-        with tf.control_dependencies(effects if until is None else [*effects, results[until]]):
+        with tf.control_dependencies([*effects, *until]):
             turn = tf.identity(gate)
         return [number + 1, turn, *results]
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Seq
 
 from tf_ipu_dp.emulator import waiting
 
+_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _connected = False
 _server: Any = None  # of instance 0, where no launcher has one
 _sets: Dict[FrozenSet[int], Any] = {}
@@ -43,8 +44,8 @@ def connect() -> None:
 
         horovod = _horovod()
         if not horovod.is_initialized():
-            os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
             if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
+                os.environ.setdefault(_SETS, "1")  # MPI cannot be left and met again
                 # Open MPI's waiting would keep cores from those that compute.
                 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
             else:
@@ -89,6 +90,7 @@ def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
                 "to agree on a set. Call execute_on_instances with it before, on all of them."
             )
         connect()
+        _allow_sets()
         _sets[members] = _horovod().add_process_set(sorted(members))
     _confined.append(members)
     try:
@@ -146,6 +148,15 @@ def seconds_in_collectives() -> float:
 def is_waiting() -> bool:
     """Whether this process is in a collective right now. For other threads."""
     return _eager_calls > 0 or _meter.is_waiting()
+
+
+def _allow_sets() -> None:
+    """Meets the others anew, ready for some of them to be among themselves: that makes every collective slower."""
+    if _SETS not in os.environ:
+        wait_for_all()
+        _horovod().shutdown()
+        os.environ[_SETS] = "1"
+        _start(_horovod())
 
 
 def _start(horovod: Any) -> None:

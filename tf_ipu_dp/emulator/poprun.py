@@ -28,7 +28,6 @@ _MOST = 4096
 _HOROVOD = {
     # Compilations and slow inputs keep others waiting; that somebody has died is noticed by poprun.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",  # for popdist.execute_on_instances
     # A Horovod with MPI would look for mpirun, even for one instance.
     "HOROVOD_CONTROLLER": "gloo",
     "HOROVOD_CPU_OPERATIONS": "gloo",
