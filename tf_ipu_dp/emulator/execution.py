@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
@@ -336,7 +337,10 @@ class _Metrics:
         known, bank = banks.get(id(variable), (None, None))
         if known is not variable or bank.shape[0] != self._shape.replicas:
             with tf.init_scope():
-                bank = tf.Variable(tf.zeros([self._shape.replicas, *variable.shape], variable.dtype), trainable=False)
+                # In this form a strategy sees that it begins alike everywhere.
+                shape = [self._shape.replicas, *variable.shape]
+                zeros = functools.partial(tf.keras.initializers.Zeros(), shape, dtype=variable.dtype)
+                bank = tf.Variable(zeros, trainable=False)
             banks[id(variable)] = (variable, bank)
         return bank
 

@@ -39,6 +39,7 @@ _PRELOADED = (
     "tf_ipu_dp.emulator.ipu", "tf_ipu_dp.emulator.keras_models", "tf_ipu_dp.emulator.execution",
     "tf_ipu_dp.emulator.ipu.distributed.popdist_strategy",
 )  # fmt: skip
+_OUR_TRAINING = ("tf_ipu_dp.training",)
 # What the libraries read as they are imported. It is the same for all instances of a host.
 _READ_EARLY = ("OMP_", "KMP_", "MKL_", "OPENBLAS_", "TF_", "HOROVOD_", "PYTHON", "LD_", "CUDA_")
 # What Python and the C library read before all else: no fork can begin with other values than its parent.
@@ -82,7 +83,7 @@ def are_possible(words: Sequence[str], environs: Sequence[Mapping[str, str]]) ->
     )
 
 
-def preload(environ: Mapping[str, str]) -> bool:
+def preload(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Imports what the instances will need, as the first of them would; returns whether that could be done."""
     for name in list(os.environ):
         if _is_read_early(name):
@@ -98,7 +99,7 @@ def preload(environ: Mapping[str, str]) -> bool:
         from tf_ipu_dp import emulator
 
         emulator.install()
-        for name in _PRELOADED:
+        for name in (*_PRELOADED, *(_OUR_TRAINING if _is_ours(words[1:]) else ())):
             importlib.import_module(name)
     except Exception:  # the program will fail with it in its own words
         return False

@@ -148,7 +148,7 @@ class Group:
         environs = [self._marked(command) for command in self._commands.values()]
         words = [list(command.words) for command in self._commands.values()]
         forked = all(each == words[0] for each in words) and forks.are_possible(words[0], environs)
-        forked = forked and forks.preload(environs[0])
+        forked = forked and forks.preload(words[0], environs[0])
         self._watcher = subprocess.Popen(
             [sys.executable, "-I", "-S", stragglers.__file__, self._mark],
             stdin=subprocess.PIPE,
