@@ -312,9 +312,8 @@ class _Metrics:
         if self._shape.metrics == "NONE":
             last: Dict[str, Any] = results_of(tf.constant(self._shape.replicas - 1))
             return last
-        call = tf.autograph.experimental.do_not_convert(lambda replica: results_of(replica))
         numbers = tf.range(self._shape.replicas)
-        of_all = tf.map_fn(call, numbers, fn_output_signature=signature, parallel_iterations=1)
+        of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
         return {name: self._reduce(values) for name, values in of_all.items()}
 
     def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
