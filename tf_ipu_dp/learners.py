@@ -129,9 +129,12 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
+        # What is wrong with the system itself says what to do about it.
+        advice = " See who holds them with gc-monitor, or ask for fewer."
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            advice = ""
         raise cli.UsageError(
-            f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}. "
-            "See who holds them with gc-monitor, or ask for fewer."
+            f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error
     sdk.ipu.utils.reset_ipu_seed(cfg.seed)
     if distributed:

@@ -90,7 +90,7 @@ def train(
 
 
 @contextlib.contextmanager
-def _in_turn(instance: int, interrupts: _Interrupts) -> Iterator[None]:
+def _in_turn(instance: int, interrupts: Optional[_Interrupts] = None) -> Iterator[None]:
     """Lets instance 0 speak first where all of them have the same to say; who is ended meanwhile says nothing.
 
     So does one that has lost the others: the launcher knows who is missing, and is about to end it.
@@ -103,12 +103,12 @@ def _in_turn(instance: int, interrupts: _Interrupts) -> Iterator[None]:
             raise
         if instance or lost:
             time.sleep(_PATIENCE_S)
-            if interrupts.signal:
+            if interrupts and interrupts.signal:
                 raise SystemExit(1) from None
         if lost:
+            again = "Start the run again: it goes on from its last checkpoint." if interrupts else "Start it again."
             raise TrainingError(
-                f"instance {instance} has lost the others: one of them has ended, or the network to it is gone. "
-                "Start the run again: it goes on from its last checkpoint."
+                f"instance {instance} has lost the others: one of them has ended, or the network to it is gone. {again}"
             ) from error
         raise
 
@@ -142,6 +142,17 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> report.RunResul
 
 def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     """Measures the newest good checkpoint of a run on every validation sample."""
+    with _in_turn(instance):
+        return _evaluate(cfg, run, sdk, instance, stdout, stderr)
+
+
+def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
+    """Measures the input alone and the model alone, per instance, and says whether the one can feed the other."""
+    with _in_turn(instance):
+        return _measure_input(cfg, run, sdk, instance, stdout, stderr)
+
+
+def _evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     speaker = progress.Speaker(stderr, quiet=instance > 0)
     if cfg.run_dir is None:
         raise cli.UsageError("--evaluate needs the run whose checkpoint is to be measured. Add --run_dir=runs/NAME.")
@@ -167,8 +178,7 @@ def evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: Te
     return 0
 
 
-def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
-    """Measures the input alone and the model alone, per instance, and says whether the one can feed the other."""
+def _measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     speaker = progress.Speaker(stderr, quiet=instance > 0)
     device = learners.attach(cfg, run, sdk, instance)
     source = learners.open_source(cfg, run)

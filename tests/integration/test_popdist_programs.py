@@ -87,8 +87,12 @@ def inside():
     return distributed.allgather(tf.constant(own)).numpy().tolist(), float(distributed.allreduce(tf.constant(1.0), SUM))
 
 
+# The first set makes the instances meet anew; what was traced before goes on working.
+add_up = tf.function(lambda value: distributed.allreduce(value, SUM))
+assert add_up(tf.constant(1.0)) == count
 for members in ([0, 2], [1, 2], [0, 2]):
     assert popdist.execute_on_instances(set(members), inside) == ((members, 2.0) if own in members else None)
+assert add_up(tf.constant(1.0)) == count
 assert popdist.execute_on_instances({1}, inside) == (([1], 1.0) if own == 1 else None)
 
 # What was traced for all is traced again for some, and for all once more.
@@ -108,7 +112,6 @@ def mean_error():
         return model.evaluate(data, verbose=0)[1]
 
 
-add_up = tf.function(lambda value: distributed.allreduce(value, SUM))
 for members, error, total in ((None, 3.5, 6.0), ({0, 2}, 2.0, 2.0), ({3}, 9.0, 3.0), (None, 3.5, 6.0)):
     chosen = members or set(range(count))
     for call, expected in (
