@@ -4,7 +4,8 @@
 
 layout   ResNet-20, micro batches of 32, accumulation 4: 8 replicas in one instance and in two, one replica alone, and
          the stock Horovod recipe for Keras (hvd.DistributedOptimizer, two processes, horovodrun) with the same model
-         and the global batch of 8 replicas
+         and the global batch of 8 replicas; and what TensorFlow's kernels leave room for: forward and backward passes
+         of the model and nothing else, in two processes that never meet
 input    a small model behind an augmentation that costs more than it: in numpy, which holds Python's lock, and in
          TensorFlow; one and two instances of the same program for the SDK
 start    from the command to the end of the first step: one and four instances
@@ -32,6 +33,7 @@ RESNET20 = [
     "--dataset=synthetic", "--model=resnet20", "--micro_batch_size=32", "--gradient_accumulation=4",
     "--seed=1", "--json",
 ]  # fmt: skip
+BARE_BATCH, BARE_PASSES = 128, 24
 SAMPLES = 1024
 INPUT_BATCH = 32
 SUITES = {
@@ -40,6 +42,7 @@ SUITES = {
         "2 instances x 4 replicas",
         "1 instance x 1 replica",
         "stock Horovod, 2 processes",
+        "bare passes, 2 processes",
     ],
     "input": ["numpy, 1 instance", "numpy, 2 instances", "tf.data, 1 instance", "tf.data, 2 instances"],
     "start": ["1 instance x 8 replicas", "4 instances x 2 replicas"],
@@ -56,12 +59,20 @@ def this(function):
     return ["-c", f"import sys; sys.path.insert(0, {HERE!r}); import instances as b; b.{function}"]
 
 
-def read_rate(command):
+def read_rate(command, processes=1):
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    lines = [line.split(">:", 1)[-1] for line in done.stdout.splitlines() if "{" in line]
-    if done.returncode or not lines:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+        for _ in range(processes)
+    ]
+    return sum(read_end(command, process) for process in started)
+
+
+def read_end(command, process):
+    stdout, stderr = process.communicate()
+    lines = [line.split(">:", 1)[-1] for line in stdout.splitlines() if "{" in line]
+    if process.returncode or not lines:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{stderr}")
     return json.loads(lines[-1])["samples_per_s"]
 
 
@@ -69,6 +80,8 @@ def measure_layout(name):
     if name.startswith("stock"):
         horovodrun = str(Path(sys.executable).with_name("horovodrun"))
         return read_rate([horovodrun, "-np", "2", sys.executable, *this("stock_horovod()")])
+    if name.startswith("bare"):
+        return read_rate([sys.executable, *this("bare_passes()")], processes=2)
     instances, _, _, local, _ = name.split()
     replicas = int(instances) * int(local)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,6 +149,28 @@ def stock_horovod():
     network.fit(dataset, steps_per_epoch=UPDATES, epochs=1, verbose=0, callbacks=[begin, after])
     if hvd.rank() == 0:
         print(json.dumps({"samples_per_s": GLOBAL_BATCH * (len(ends) - 1) / (ends[-1] - ends[0])}))
+
+
+def bare_passes():
+    """Computes gradients on one core, time and again on the same samples, and does nothing with them."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    network = make_network("resnet20", "sgd")
+    images, labels = tf.random.normal([BARE_BATCH, 32, 32, 3]), tf.zeros([BARE_BATCH], tf.int32)
+
+    @tf.function
+    def run():
+        with tf.GradientTape() as tape:
+            loss = network.compiled_loss(labels, network(images, training=True))
+        return [tf.reduce_sum(each) for each in tape.gradient(loss, network.trainable_variables)]
+
+    run()
+    began = time.perf_counter()
+    for _ in range(BARE_PASSES):
+        run()
+    print(json.dumps({"samples_per_s": BARE_BATCH * BARE_PASSES / (time.perf_counter() - began)}))
 
 
 def behind_an_augmentation(kind):

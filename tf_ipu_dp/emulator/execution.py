@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -192,7 +191,7 @@ class _Execution:
             # TensorFlow takes all of these functions for one that is traced again and again.
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
-            with replicas.traced_as(self._program), _keeping_garbage():
+            with replicas.tracing(self._program):
                 self._sliced.get_concrete_function(iterator)
             self._traced_for = iterator.element_spec
 
@@ -402,18 +401,6 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics, grad
     else:
         total = _repeat(shape.accumulation, step_of_all, nothing, _IN_FLIGHT, until)
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
-
-
-@contextlib.contextmanager
-def _keeping_garbage() -> Iterator[None]:
-    """Looks for no garbage meanwhile: what is traced stays, and to look through it again and again takes a sixth."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _converting_code() -> Any:

@@ -164,7 +164,7 @@ def _trace(
         return _trace_together(strategy, fn, args, kwargs, program, check_types)
     # A signature stands for the arguments: with one, TensorFlow 2.6 traces for no plain number.
     like = ((), {}) if fn.input_signature else (args, kwargs)
-    with replicas.traced_as(program):
+    with replicas.tracing(program):
         concrete = _as_replica(strategy, fn.get_concrete_function, *like)
     if check_types:
         _check_types(concrete)
