@@ -60,11 +60,12 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     def train(iterator: Any, metrics: _Metrics) -> Dict[str, Any]:
         spans = _spans_instances(model)
         updates = shape.steps // shape.accumulation
-        gradients = packing.Packing(model.trainable_variables)
+        is_stock = shape.replicas * shape.accumulation == 1 and not spans  # and may have no variables yet
+        gradients = packing.Packing([] if is_stock else model.trainable_variables)
 
         def update(number: Any) -> List[Any]:
             del number
-            if shape.replicas * shape.accumulation == 1 and not spans:
+            if is_stock:
                 with metrics.of_replica(0):
                     _as_replica(model, model.train_step, next(iterator))
                 model._train_counter.assign_add(1)

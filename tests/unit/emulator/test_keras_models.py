@@ -380,17 +380,24 @@ def test_one_batch_is_for_one_replica_that_takes_one_step(scope):
     refuse(scope, ValueError, "one batch", run=lambda model: model.train_on_batch(X[:4], Y[:4]))
 
 
-def test_a_model_without_a_known_input_is_built_by_its_data(scope):
-    class Own(tf.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.hidden, self.out = tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)
+class Unbuilt(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)
 
-        def call(self, inputs):
-            return self.out(self.hidden(inputs))
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
 
-    with scope(2).scope():
-        model = compile_model(Own(), steps_per_execution=2)
-        model.set_gradient_accumulation_options(2)
+
+def unbuilt_sequential():
+    return tf.keras.Sequential([tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize("replicas, accumulation", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("make", [Unbuilt, unbuilt_sequential])
+def test_a_model_without_a_known_input_is_built_by_its_data(scope, make, replicas, accumulation):
+    with scope(replicas).scope():
+        model = compile_model(make(), steps_per_execution=2)
+        model.set_gradient_accumulation_options(accumulation)
         before = model.fit(dataset(), epochs=1, verbose=0).history["loss"][0]
         assert model.fit(dataset(), epochs=5, verbose=0).history["loss"][-1] < before
