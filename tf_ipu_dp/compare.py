@@ -101,6 +101,8 @@ def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequen
     worst = max(found, key=lambda each: each.relative)
     what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
     distance = f"{worst.relative:.1e} of {worst.layer} (limit {limit:g})"
+    if worst.largest == 0:
+        return f"{table}\n{what}: the same weights, bit by bit.\n"
     if worst.relative <= limit:
         return f"{table}\n{what}: the same weights. The largest relative difference is {distance}.\n"
     return f"{table}\n{what}: different weights. The largest relative difference is {distance}.\n"

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.framework import config as tf_config
 
 from tf_ipu_dp.emulator import infeeds, instances, packing, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
@@ -72,7 +74,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             else:
                 own = _accumulate(model, iterator, shape, metrics, gradients)
                 (summed,) = metrics.exchange("gradients", [(own, replicas.total)])
-                _apply(model, gradients.unpack(summed))
+                _apply(model, gradients, summed)
             return []
 
         if not spans:
@@ -88,7 +90,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         if updates == 1:  # as one exchange: each costs a small model more time than its work
             own = _accumulate(model, iterator, shape, metrics, gradients)
             summed, totals, results = metrics.exchange("update", [(own, replicas.total), *at_the_end()])
-            _apply(model, gradients.unpack(summed))
+            _apply(model, gradients, summed)
         else:
             _repeat(updates, update)
             totals, results = metrics.exchange("results", at_the_end())
@@ -364,7 +366,7 @@ def metric_results(model: Any) -> Dict[str, Any]:
 
 def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics, gradients: packing.Packing) -> List[Any]:
     """Returns the gradients of one update, packed, added up over the micro batches of this replica or of all sliced."""
-    nothing = gradients.zeros()
+    nothing = gradients.zeros(_accumulators(gradients))
     own = len(nothing)
     until: List[Any] = []
     moving = _moving(model) if shape.replicas > 1 else []
@@ -382,7 +384,7 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics, grad
             with metrics.of_replica(replica):
                 found = _as_replica(model, lambda data: micro_step(model, data), micro_batch)
             until[:] = found[int(len(found) * _LEFT_TO_DO) :][:1]
-            totals = [before + each for before, each in zip(carried, gradients.pack(found))]
+            totals = [before + tf.cast(each, before.dtype) for before, each in zip(carried, gradients.pack(found))]
             values = statistics.pack([variable.value() for variable in moving]) if start else []
             return totals + [_keep(kept, value, replica) for kept, value in zip(carried[own:], values)]
 
@@ -404,6 +406,22 @@ def _accumulate(model: Any, iterator: Any, shape: Shape, metrics: _Metrics, grad
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
 
 
+def _accumulators(gradients: packing.Packing) -> List[Any]:
+    """Returns the types in which gradients are added up.
+
+    Where TensorFlow is asked to be deterministic, sums are so exact that the order in which instances and replicas add
+    makes no difference. Else the last bit decides now and then on which side of a ReLU a value lies.
+    """
+    if not _is_deterministic():
+        return gradients.dtypes()
+    return [tf.float64 if dtype == tf.float32 else dtype for dtype in gradients.dtypes()]
+
+
+def _is_deterministic() -> bool:
+    asked = getattr(tf_config, "is_op_determinism_enabled", None)  # from TensorFlow 2.8 on
+    return bool(asked and asked()) or os.environ.get("TF_DETERMINISTIC_OPS", "").lower() in ("1", "true")
+
+
 def _converting_code() -> Any:
     """In it, the user's code is converted by autograph; this module is not."""
     return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
@@ -423,14 +441,15 @@ def _keep_all(values: List[Any]) -> Any:
     return replicas.total(values) if values[0].dtype.is_floating else values[0]
 
 
-def _apply(model: Any, gradients: List[Any]) -> None:
+def _apply(model: Any, gradients: packing.Packing, summed: List[Any]) -> None:
     """Makes one weight update, which is the same on all replicas."""
     program = replicas.current()
     assert program is not None
     updating = dataclasses.replace(program, updating=True)
     try:
         with replicas.traced_as(updating):
-            pairs = list(zip(gradients, model.trainable_variables))
+            sums = [tf.cast(each, dtype) for each, dtype in zip(summed, gradients.dtypes())]
+            pairs = list(zip(gradients.unpack(sums), model.trainable_variables))
             _as_replica(model, lambda: model.optimizer.apply_gradients(pairs))
     finally:
         program.must_meet |= updating.must_meet

@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -53,8 +53,12 @@ class Packing:
             tensors[place] = tensor
         return tensors
 
-    def zeros(self) -> List[Any]:
-        """Returns packed zeros."""
+    def dtypes(self) -> List[Any]:
+        """Returns the types of the packed tensors."""
+        return list(self._dtypes)
+
+    def zeros(self, dtypes: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Returns packed zeros, of other types if they are given."""
         sizes = [[sum(self._sizes[place] for place in places)] for places in self._vectors]
         shapes = [*sizes, *(self._shapes[place] for place in self._alone)]
-        return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, self._dtypes)]
+        return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes or self._dtypes)]

@@ -51,3 +51,9 @@ def test_variables_say_how_they_are_packed():
     layout = packing.Packing(variables)
     packed = layout.pack([variable.value() for variable in variables])
     assert [each.numpy().tolist() for each in packed] == [[1.0, 2.0, 3.0], [4, 5]]
+
+
+def test_zeros_may_be_of_other_types():
+    layout = packing.Packing([tf.zeros([2]), tf.zeros([3], tf.int32)])
+    assert layout.dtypes() == [tf.float32, tf.int32]
+    assert [each.dtype for each in layout.zeros([tf.float64, tf.int32])] == [tf.float64, tf.int32]
