@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from tf_ipu_dp import catalogue, cli, config, heartbeat, plan, run_folder, verdict
+from tf_ipu_dp import catalogue, cli, config, fixes, heartbeat, plan, run_folder, verdict
 
 _MOST_ITERATIONS = 1024
 _TAIL_BYTES = 1 << 16
@@ -95,7 +95,7 @@ def larger_executions(cfg: config.TrainConfig) -> Tuple[int, ...]:
         epochs = plan.plan_run(cfg, dataset).epochs
         for number in range(epochs.device_iterations + 1, min(epochs.updates_per_epoch, _MOST_ITERATIONS) + 1):
             if epochs.updates_per_epoch % number == 0:
-                with contextlib.suppress(plan.PlanError):
+                with contextlib.suppress(fixes.PlanError):
                     plan.plan_run(dataclasses.replace(cfg, device_iterations=number), dataset)
                     found.append(number)
     return tuple(found)

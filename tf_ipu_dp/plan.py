@@ -11,11 +11,11 @@ import functools
 import math
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp import architectures, cli
+from tf_ipu_dp import architectures, cli, fixes
 from tf_ipu_dp.architectures import Architecture, Block
 from tf_ipu_dp.config import SCHEDULES, DatasetFacts, Duration, Hosts, LossScaling, TrainConfig
+from tf_ipu_dp.fixes import Fix, PlanError, Problem
 
-_MOST_VALUES = 12
 _LEARNING_RATES = {"sgd": 0.05, "adam": 0.001, "lars": 1.0}
 _STATIC_LOSS_SCALE = 128.0
 _WARMUP_EPOCHS = 0.5
@@ -35,37 +35,6 @@ class LaunchedTopology:
     instances: int
     instance: int
     hosts: Optional[int] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Fix:
-    """One way out of a problem: flags to set; None stands for leaving the flag out."""
-
-    changes: Tuple[Tuple[str, Any], ...]
-
-    def apply(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with the changes made."""
-        return dataclasses.replace(config, **dict(self.changes))
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """One rule that the flags break. `rule` is stable, `sentence` is for the user."""
-
-    rule: str
-    sentence: str
-    fixes: Tuple[Fix, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.sentence} {_render_fixes(self.fixes)}".strip()
-
-
-class PlanError(cli.UsageError):
-    """The flags describe a job that cannot be laid out."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__(*map(str, problems))
-        self.problems = tuple(problems)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +258,7 @@ def plan_run(config: TrainConfig, dataset: DatasetFacts, launched: Optional[Laun
     before = set(draft.rules())
     problems = []
     for rule, sentence, candidates in draft.broken:
-        outcomes = [(fix, rules_after(fix)) for fix in _without_repeats(candidates(), config)]
+        outcomes = [(fix, rules_after(fix)) for fix in fixes.without_repeats(candidates(), config)]
         helpful = [(fix, after) for fix, after in outcomes if rule not in after]
         clean = [fix for fix, after in helpful if before.issuperset(after)]
         problems.append(Problem(rule, sentence, tuple(clean or [fix for fix, _ in helpful])))
@@ -312,8 +281,8 @@ def layouts(
         return ()
     near = config.micro_batch_size
     asked = launched.instances if launched else config.instances or 1
-    sizes = [near, *sorted(_divisors_around(global_batch // (replicas * unit), near), key=lambda n: abs(n - near))]
-    counts = [asked] if launched else sorted(_powers(1, replicas), key=lambda n: abs(n - asked))
+    sizes = [near, *sorted(fixes.divisors_around(global_batch // (replicas * unit), near), key=lambda n: abs(n - near))]
+    counts = [asked] if launched else sorted(fixes.powers(1, replicas), key=lambda n: abs(n - asked))
     possible = (
         Layout(ipus, instances, size, global_batch // (replicas * size))
         for size in sizes
@@ -348,13 +317,13 @@ def keep_global_batch(
             said = _cannot_keep(config, dataset, total, launched)
         else:
             said = f"{sentence.rstrip('.')}; {trained}."
-        fixes = _without_repeats(candidates(), config), _ways_to_keep(config, dataset, total, launched)
-        own, others = (tuple(filter(works, each)) for each in fixes)
+        ways = fixes.without_repeats(candidates(), config), _ways_to_keep(config, dataset, total, launched)
+        own, others = (tuple(filter(works, each)) for each in ways)
         problems.append(Problem(rule, said, others if rule == "global_batch" else own or others))
     if draft.plan:
         names = ("global_batch_size", "gradient_accumulation")
         said = f"{_given(config, *names)} makes a global batch of {draft.plan.batch.global_batch_size}, but {trained}."
-        left_out = _without_repeats([Fix(tuple((name, None) for name in names))], config)
+        left_out = fixes.without_repeats([Fix(tuple((name, None) for name in names))], config)
         problems.append(Problem("kept_batch", said, tuple(filter(works, left_out))))
     raise PlanError(problems)
 
@@ -462,7 +431,10 @@ def _examine_model(
         draft.refuse(
             "model_stages",
             f"{config.model} has {blocks} blocks and cannot be cut into {stages} pipeline stages{who}.",
-            lambda: [*_sets("pipeline_stages", [blocks]), *_sets("model", _models_with(stages, architecture))],
+            lambda: [
+                *fixes.sets("pipeline_stages", [blocks]),
+                *fixes.sets("model", _models_with(stages, architecture)),
+            ],
         )
         return None
     splits = config.pipeline_splits
@@ -473,8 +445,8 @@ def _examine_model(
             "split_count",
             f"--pipeline_splits={','.join(splits)} makes {len(splits) + 1} stages, but --pipeline_stages={stages}.",
             lambda: [
-                *_sets("pipeline_stages", [len(splits or ()) + 1, None]),
-                *_sets("pipeline_splits", [architectures.balance(architecture, stages) or None, None]),
+                *fixes.sets("pipeline_stages", [len(splits or ()) + 1, None]),
+                *fixes.sets("pipeline_splits", [architectures.balance(architecture, stages) or None, None]),
             ],
         )
         return None
@@ -484,7 +456,7 @@ def _examine_model(
         draft.refuse(
             "splits",
             f"--pipeline_splits={','.join(splits)} does not fit {config.model}: {str(error).rstrip('.')}.",
-            lambda: _sets("pipeline_splits", [architectures.balance(architecture, stages), None]),
+            lambda: fixes.sets("pipeline_splits", [architectures.balance(architecture, stages), None]),
         )
         return None
 
@@ -503,7 +475,7 @@ def _examine_checkpoints(draft: _Draft, config: TrainConfig) -> None:
             "checkpoint_every",
             f"--checkpoint_every={every} is not a multiple of --device_iterations={iterations}: the weights can be "
             "read between executions only.",
-            lambda: _sets("checkpoint_every", [*_multiples_around(every, iterations), None]),
+            lambda: fixes.sets("checkpoint_every", [*fixes.multiples_around(every, iterations), None]),
         )
 
 
@@ -566,26 +538,26 @@ def _examine_launched(draft: _Draft, config: TrainConfig, launched: LaunchedTopo
     hosts = Hosts(launched.hosts) if launched.hosts else config.hosts or Hosts(1)
     if config.hosts and config.hosts.count == hosts.count:
         hosts = config.hosts
-    if not _is_power_of_two(ipus):
+    if not fixes.is_power_of_two(ipus):
         option, value = (
             ("--num-replicas", launched.replicas)
-            if _is_power_of_two(per_replica)
+            if fixes.is_power_of_two(per_replica)
             else ("--ipus-per-replica", per_replica)
         )
         draft.refuse(
             "ipus",
             f"{launched.launcher} started {launched.replicas} replicas x {per_replica} IPUs = {ipus}, but IPUs come "
-            f"in powers of two. Start it with {option} {cli.alternatives(_powers_around(value))}.",
+            f"in powers of two. Start it with {option} {cli.alternatives(fixes.powers_around(value))}.",
             list,
         )
         return None
     if launched.instances % hosts.count:
-        divisors = [n for n in _powers(1, launched.instances) if launched.instances % n == 0]
-        fewer = [_fewer_hosts(hosts, n) for n in _nearest(divisors, hosts.count)]
+        divisors = [n for n in fixes.powers(1, launched.instances) if launched.instances % n == 0]
+        fewer = [_fewer_hosts(hosts, n) for n in fixes.nearest(divisors, hosts.count)]
         draft.refuse(
             "hosts",
             f"{cli.flag_text('hosts', hosts)} cannot share the {launched.instances} instances evenly.",
-            lambda: _sets("hosts", [*fewer, None]),
+            lambda: fixes.sets("hosts", [*fewer, None]),
         )
         return None
     if "launched_stages" in draft.rules():
@@ -602,27 +574,27 @@ def _examine_asked(draft: _Draft, config: TrainConfig) -> Optional[Topology]:
     instances = config.instances or 1
     hosts = config.hosts or Hosts(1)
     powers = "IPUs come in powers of two"
-    if not _is_power_of_two(ipus):
-        near = [n for n in _powers_around(ipus) if n >= per_replica] or [per_replica]
-        draft.refuse("ipus", f"--ipus={ipus} is not possible: {powers}.", lambda: _sets("ipus", near))
+    if not fixes.is_power_of_two(ipus):
+        near = [n for n in fixes.powers_around(ipus) if n >= per_replica] or [per_replica]
+        draft.refuse("ipus", f"--ipus={ipus} is not possible: {powers}.", lambda: fixes.sets("ipus", near))
     elif ipus < per_replica:
         draft.refuse(
             "ipus_per_replica",
             f"--ipus={ipus} cannot hold one replica: {stages} pipeline stages take {per_replica} IPUs, as {powers}.",
-            lambda: [*_sets("ipus", [per_replica]), *_sets("pipeline_stages", [ipus])],
+            lambda: [*fixes.sets("ipus", [per_replica]), *fixes.sets("pipeline_stages", [ipus])],
         )
-    replicas = ipus // per_replica if _is_power_of_two(ipus) else 0
-    if not _is_power_of_two(instances) or (replicas and instances > replicas):
-        least = hosts.count if _is_power_of_two(hosts.count) and hosts.count <= (replicas or instances) else 1
+    replicas = ipus // per_replica if fixes.is_power_of_two(ipus) else 0
+    if not fixes.is_power_of_two(instances) or (replicas and instances > replicas):
+        least = hosts.count if fixes.is_power_of_two(hosts.count) and hosts.count <= (replicas or instances) else 1
         most = max(instances, hosts.count)
-        enough = most if _is_power_of_two(most) else _powers_around(most)[1]
+        enough = most if fixes.is_power_of_two(most) else fixes.powers_around(most)[1]
         count = cli.count(replicas, "replica") if replicas else "a power of two of replicas"
         draft.refuse(
             "instances",
             f"--instances={instances} cannot share {count} evenly.",
             lambda: [
-                *_sets("instances", _nearest(_powers(least, replicas or 2 * instances), instances)),
-                *_sets("ipus", [instances * per_replica] if _is_power_of_two(instances) else []),
+                *fixes.sets("instances", fixes.nearest(fixes.powers(least, replicas or 2 * instances), instances)),
+                *fixes.sets("ipus", [instances * per_replica] if fixes.is_power_of_two(instances) else []),
                 *(
                     [Fix((("ipus", enough * per_replica), ("instances", enough)))]
                     if replicas < enough != instances
@@ -630,16 +602,16 @@ def _examine_asked(draft: _Draft, config: TrainConfig) -> Optional[Topology]:
                 ),
             ],
         )
-    if not _is_power_of_two(hosts.count) or instances % hosts.count:
-        fewer = _nearest([n for n in _powers(1, instances) if instances % n == 0], hosts.count)
-        possible = _is_power_of_two(hosts.count)
+    if not fixes.is_power_of_two(hosts.count) or instances % hosts.count:
+        fewer = fixes.nearest([n for n in fixes.powers(1, instances) if instances % n == 0], hosts.count)
+        possible = fixes.is_power_of_two(hosts.count)
         draft.refuse(
             "hosts",
             f"{cli.flag_text('hosts', hosts)} cannot share {cli.count(instances, 'instance')} evenly "
             f"({cli.count(hosts.count, 'host')}).",
             lambda: [
-                *_sets("hosts", [_fewer_hosts(hosts, n) for n in fewer]),
-                *_sets("instances", [hosts.count] if possible else []),
+                *fixes.sets("hosts", [_fewer_hosts(hosts, n) for n in fewer]),
+                *fixes.sets("instances", [hosts.count] if possible else []),
                 *(
                     [Fix((("ipus", hosts.count * per_replica), ("instances", hosts.count)))]
                     if possible and replicas < hosts.count
@@ -675,12 +647,12 @@ def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTop
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
         least, most = launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica
         # With a number of IPUs that is no power of two, no number of stages fits.
-        fitting = sorted({least, most, min(max(stages, least), most)}) if _is_power_of_two(most) else []
+        fitting = sorted({least, most, min(max(stages, least), most)}) if fixes.is_power_of_two(most) else []
         draft.refuse(
             "launched_stages",
             f"--pipeline_stages={stages} takes {ipus_per_replica(stages)} IPUs per replica, but {who} gave "
             f"{launched.ipus_per_replica}.",
-            lambda: [*_sets("pipeline_stages", fitting), *_sets("pipeline_stages", [None])],
+            lambda: [*fixes.sets("pipeline_stages", fitting), *fixes.sets("pipeline_stages", [None])],
         )
 
 
@@ -697,7 +669,7 @@ def _examine_batch(draft: _Draft, config: TrainConfig, stages: int, replicas: Op
         draft.refuse(
             "batch_twice",
             f"--global_batch_size={total} and --gradient_accumulation={asked} set the same thing twice.",
-            lambda: [*_sets("global_batch_size", [None]), *_sets("gradient_accumulation", [None])],
+            lambda: [*fixes.sets("global_batch_size", [None]), *fixes.sets("gradient_accumulation", [None])],
         )
         return None
     if total is None:
@@ -707,8 +679,8 @@ def _examine_batch(draft: _Draft, config: TrainConfig, stages: int, replicas: Op
                 "accumulation",
                 f"--gradient_accumulation={accumulation} does not fit the pipeline: {rule}.",
                 lambda: [
-                    *_sets("gradient_accumulation", _multiples_around(accumulation, unit)),
-                    *_sets("pipeline_schedule", _schedules_for(accumulation, stages)),
+                    *fixes.sets("gradient_accumulation", fixes.multiples_around(accumulation, unit)),
+                    *fixes.sets("pipeline_schedule", _schedules_for(accumulation, stages)),
                 ],
             )
             return None
@@ -724,9 +696,9 @@ def _examine_batch(draft: _Draft, config: TrainConfig, stages: int, replicas: Op
             f"--global_batch_size={total} is not a multiple of {per_pass * unit} = micro batch {micro} x "
             f"{cli.count(replicas, 'replica')}{pipeline}.",
             lambda: [
-                *_sets("global_batch_size", _multiples_around(total, per_pass * unit)),
-                *_sets("micro_batch_size", _divisors_around(total // (replicas * unit), micro)),
-                *_sets("pipeline_schedule", _schedules_for(total // per_pass, stages)),
+                *fixes.sets("global_batch_size", fixes.multiples_around(total, per_pass * unit)),
+                *fixes.sets("micro_batch_size", fixes.divisors_around(total // (replicas * unit), micro)),
+                *fixes.sets("pipeline_schedule", _schedules_for(total // per_pass, stages)),
             ],
         )
         return None
@@ -771,15 +743,15 @@ def _ways_to_keep(
     instances = launched.instances if launched else config.instances or 1
     here = [each for each in layouts(config, dataset, global_batch, launched) if each.instances == instances]
     ways = [] if launched else [_as_fix(each, config) for each in _on_other_ipus(config, dataset, global_batch)]
-    ways += _sets("micro_batch_size", sorted(each.micro_batch_size for each in here[:3]))
-    return _without_repeats([*ways, *_sets("pipeline_schedule", SCHEDULES)], config)
+    ways += fixes.sets("micro_batch_size", sorted(each.micro_batch_size for each in here[:3]))
+    return fixes.without_repeats([*ways, *fixes.sets("pipeline_schedule", SCHEDULES)], config)
 
 
 def _on_other_ipus(config: TrainConfig, dataset: DatasetFacts, global_batch: int) -> List[Layout]:
     """The few layouts with the same micro batch on the nearest numbers of IPUs."""
     asked = config.ipus or 1
     found = []
-    for ipus in _powers(1, 4 * asked):
+    for ipus in fixes.powers(1, 4 * asked):
         there = layouts(dataclasses.replace(config, ipus=ipus), dataset, global_batch)
         found += [each for each in there[:1] if each.micro_batch_size == config.micro_batch_size and ipus != asked]
     return sorted(sorted(found, key=lambda each: abs(each.ipus - asked))[:3], key=lambda each: each.ipus)
@@ -817,7 +789,7 @@ def _examine_epochs(
             "updates_per_epoch",
             f"--updates_per_epoch={updates} takes more than {dataset.name} has: {dataset.train_samples} samples fill "
             f"{most} updates of {size}.",
-            lambda: _sets("updates_per_epoch", [most, None]),
+            lambda: fixes.sets("updates_per_epoch", [most, None]),
         )
         return None
 
@@ -830,8 +802,8 @@ def _examine_epochs(
             f"--device_iterations={iterations} does not divide the epoch's {updates} weight updates "
             f"({dataset.train_samples} samples / global batch {size}).",
             lambda: [
-                *_sets("device_iterations", _divisors_around(updates, iterations, most=4)),
-                *_sets("updates_per_epoch", [n for n in [updates // iterations * iterations] if n]),
+                *fixes.sets("device_iterations", fixes.divisors_around(updates, iterations, most=4)),
+                *fixes.sets("updates_per_epoch", [n for n in [updates // iterations * iterations] if n]),
             ],
         )
         return None
@@ -841,8 +813,10 @@ def _examine_epochs(
             "duration",
             f"--epochs={duration} is not a multiple of --device_iterations={iterations}: an execution cannot be cut.",
             lambda: [
-                *_sets("epochs", [Duration(n, "steps") for n in _multiples_around(duration.count, iterations)]),
-                *_sets("device_iterations", _divisors_around(common, iterations, most=4)),
+                *fixes.sets(
+                    "epochs", [Duration(n, "steps") for n in fixes.multiples_around(duration.count, iterations)]
+                ),
+                *fixes.sets("device_iterations", fixes.divisors_around(common, iterations, most=4)),
             ],
         )
         return None
@@ -869,17 +843,17 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topol
     unit = accumulation_unit(topology.pipeline_stages, topology.pipeline_schedule)
     most = samples // (batch.micro_batch_size * replicas) // unit * unit
     if most and config.global_batch_size is not None:
-        yield from _sets("global_batch_size", [most * batch.micro_batch_size * replicas])
+        yield from fixes.sets("global_batch_size", [most * batch.micro_batch_size * replicas])
     elif most:
-        yield from _sets("gradient_accumulation", [most])
+        yield from fixes.sets("gradient_accumulation", [most])
     if config.global_batch_size is None:
         micro = samples // (batch.accumulation * replicas)
         fewer = samples // (batch.accumulation * batch.micro_batch_size)
-        yield from _sets("micro_batch_size", [micro] if micro else [])
-        yield from _sets("ipus", [_powers_around(fewer)[0] * topology.ipus_per_replica] if fewer else [])
+        yield from fixes.sets("micro_batch_size", [micro] if micro else [])
+        yield from fixes.sets("ipus", [fixes.powers_around(fewer)[0] * topology.ipus_per_replica] if fewer else [])
     if samples < unit * replicas:
         # Not even micro batches of one sample fit: as many replicas as take one each.
-        most_replicas = _powers_around(max(samples // unit, 1))[0]
+        most_replicas = fixes.powers_around(max(samples // unit, 1))[0]
         yield Fix(
             (
                 ("ipus", None if topology.launcher else most_replicas * topology.ipus_per_replica),
@@ -904,48 +878,7 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetFacts, topology: Topol
 
 
 def _both(name: str, value: object) -> _Candidates:
-    return lambda: _sets(name, [value, None])
-
-
-def _without_repeats(fixes: Iterable[Fix], config: TrainConfig) -> List[Fix]:
-    """Leaves out of each fix what is so already, and fixes that come twice."""
-    real = (Fix(tuple(change for change in fix.changes if getattr(config, change[0]) != change[1])) for fix in fixes)
-    return [fix for fix in dict.fromkeys(real) if fix.changes]
-
-
-def _sets(name: str, values: Iterable[Any]) -> List[Fix]:
-    return [Fix(((name, value),)) for value in values]
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
-def _powers_around(number: int) -> List[int]:
-    below = 1 << (number.bit_length() - 1)
-    return [below, 2 * below]
-
-
-def _powers(least: int, most: int) -> List[int]:
-    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent >= least]
-
-
-def _nearest(numbers: Iterable[int], near: int, most: int = 3) -> List[int]:
-    """The few numbers that are nearest to another, in ascending order."""
-    return sorted(sorted(numbers, key=lambda number: abs(number - near))[:most])
-
-
-def _multiples_around(number: int, unit: int) -> List[int]:
-    below = number // unit * unit
-    return [n for n in (below, below + unit) if n > 0 and n != number]
-
-
-def _divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[int]:
-    """The divisors of a number that are nearest to another, in ascending order."""
-    # Trial division up to a bound: beyond it only small divisors and their partners are found; that suggests enough.
-    small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
-    divisors = {*small, *(number // n for n in small)} - {near}
-    return _nearest(divisors, near, most)
+    return lambda: fixes.sets(name, [value, None])
 
 
 def _schedules_for(accumulation: int, stages: int) -> List[str]:
@@ -954,33 +887,3 @@ def _schedules_for(accumulation: int, stages: int) -> List[str]:
 
 def _fewer_hosts(hosts: Hosts, count: int) -> Hosts:
     return Hosts(count, hosts.names[:count]) if count <= len(hosts.names) else Hosts(count)
-
-
-def _render_fixes(fixes: Sequence[Fix]) -> str:
-    """Returns `Use --a=1 or 2, or --b=3, or leave --c out.`"""
-    values: Dict[str, List[object]] = {}
-    parts: List[str] = []
-    for fix in fixes:
-        if len(fix.changes) == 1:
-            name, value = fix.changes[0]
-            values.setdefault(name, []).append(value)
-        else:
-            parts.append(_render_changes(fix.changes))
-    singles = []
-    for name, options in values.items():
-        said = [value for value in options if value is not None]
-        if said:
-            singles.append(f"--{name}={cli.alternatives(said)}")
-        if None in options:
-            singles.append(f"leave --{name} out")
-    parts = singles + parts
-    if not parts:
-        return ""
-    text = ", or ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text.startswith("leave") else f"Use {text}."
-
-
-def _render_changes(changes: Sequence[Tuple[str, Any]]) -> str:
-    given = " ".join(cli.flag_text(name, value) for name, value in changes if value is not None)
-    left_out = [f"--{name}" for name, value in changes if value is None]
-    return f"{given} without {cli.alternatives(left_out)}" if left_out else given

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_rules import assert_obeys_the_rules
 
-from tf_ipu_dp import cli, config, plan, report
+from tf_ipu_dp import cli, config, fixes, plan, report
 from tf_ipu_dp.plan import LaunchedTopology
 
 POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
@@ -55,7 +55,7 @@ def plan_words(*words, launched=None):
 
 
 def refusal(*words, launched=None):
-    with pytest.raises(plan.PlanError) as caught:
+    with pytest.raises(fixes.PlanError) as caught:
         plan_words(*words, launched=launched)
     return caught.value
 
@@ -71,12 +71,12 @@ def test_every_accepted_plan_obeys_the_rules_and_every_suggestion_removes_its_pr
     dataset = config.DATASETS[cfg.dataset]
     try:
         run = plan.plan_run(cfg, dataset, launched)
-    except plan.PlanError as error:
+    except fixes.PlanError as error:
         for problem in error.problems:
             for fix in problem.fixes:
                 try:
                     plan.plan_run(fix.apply(cfg), dataset, launched)
-                except plan.PlanError as next_error:
+                except fixes.PlanError as next_error:
                     assert problem.rule not in [left.rule for left in next_error.problems], (fix, str(next_error))
     else:
         assert_obeys_the_rules(run)
@@ -92,7 +92,7 @@ def test_without_a_launcher_every_problem_comes_with_a_way_out_that_is_written_i
     cfg = parse_dict(given_flags)
     try:
         plan.plan_run(cfg, config.DATASETS[cfg.dataset])
-    except plan.PlanError as error:
+    except fixes.PlanError as error:
         for problem in error.problems:
             assert problem.fixes, str(problem)
             for fix in problem.fixes:
@@ -291,7 +291,7 @@ def test_what_does_not_fit_the_model_or_the_executions_is_refused(words, text):
 
 def test_images_that_are_too_small_for_the_models_are_refused():
     tiny = dataclasses.replace(config.DATASETS["mnist"], height=16, width=16)
-    with pytest.raises(plan.PlanError, match=r"16 x 16; models take 28 x 28 or more\. Add --image_size=28"):
+    with pytest.raises(fixes.PlanError, match=r"16 x 16; models take 28 x 28 or more\. Add --image_size=28"):
         plan.plan_run(parse(), tiny)
 
 
@@ -337,7 +337,7 @@ def test_a_run_goes_on_with_its_global_batch_or_is_refused_with_what_keeps_it(
     dataset = config.DATASETS[cfg.dataset]
     try:
         kept = plan.keep_global_batch(cfg, dataset, was, launched)
-    except plan.PlanError as error:
+    except fixes.PlanError as error:
         for problem in error.problems:
             assert problem.rule != "batch_twice" or given_flags.keys() >= {"global_batch_size", "gradient_accumulation"}
             for fix in problem.fixes:
@@ -373,7 +373,7 @@ def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_mi
         )
         try:
             run = plan.plan_run(asked, dataset)
-        except plan.PlanError:
+        except fixes.PlanError:
             continue
         expected = plan.Layout(run.topology.ipus, instances, cfg.micro_batch_size, run.batch.accumulation)
         assert expected in found
@@ -395,14 +395,14 @@ def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_mi
     ],
 )  # fmt: skip
 def test_what_cannot_keep_a_runs_global_batch_is_refused_with_what_can(words, sentence):
-    with pytest.raises(plan.PlanError) as caught:
+    with pytest.raises(fixes.PlanError) as caught:
         plan.keep_global_batch(parse(*words), config.DATASETS["fashion_mini"], plan.Batch(32, 2, 8))
     assert str(caught.value) == sentence
 
 
 def test_under_poprun_a_run_that_cannot_keep_its_global_batch_is_told_how_many_replicas_could():
     launched = LaunchedTopology("poprun", 32, 1, 4, 0)
-    with pytest.raises(plan.PlanError) as caught:
+    with pytest.raises(fixes.PlanError) as caught:
         plan.keep_global_batch(parse(), config.DATASETS["fashion_mini"], plan.Batch(32, 2, 8), launched)
     assert str(caught.value) == (
         "32 replicas (started by poprun; 4, 8 or 16 would do) with --micro_batch_size=32 cannot keep the global batch "
