@@ -16,7 +16,8 @@ LAYERS = [
     ["__init__"],
     ["architectures", "cli", "environment", "heartbeat", "telemetry", "verdict"],
     ["activity", "config"],
-    ["catalogue", "plan", "run_folder", "screens"],
+    ["catalogue", "fixes", "run_folder", "screens"],
+    ["plan"],
     ["checkpoints", "explanation", "exporter", "failures", "launchers", "recording", "report", "world", "sdk"],
     ["data", "models", "optimizers", "callbacks", "progress"],
     ["agreement", "learners"],
@@ -24,7 +25,7 @@ LAYERS = [
     ["compare", "doctor", "launch", "monitor", "train"],
 ]
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = ["architectures", "cli", "config", "failures", "launchers", "plan", "report", "screens", "verdict"]
+PURE = ["architectures", "cli", "config", "failures", "fixes", "launchers", "plan", "report", "screens", "verdict"]
 WITH_TENSORFLOW = ["agreement", "callbacks", "data", "learners", "models", "optimizers", "training"]
 HEAVY = ("tensorflow", "keras", "horovod", "popdist", "gcipuinfo", "numpy")
 PACKAGE = Path(tf_ipu_dp.__file__).parent
@@ -56,6 +57,12 @@ def test_the_emulator_imports_nothing_else_of_this_package_and_nothing_heavy_whe
 
 def test_every_module_has_a_layer():
     assert sorted(path.stem for path in PACKAGE.glob("*.py")) == sorted(RANKS)
+
+
+def test_the_readme_says_what_every_module_owns():
+    tables = (PACKAGE.parent / "README.md").read_text(encoding="utf-8").split("## How it works")[1]
+    for path in (*PACKAGE.glob("*.py"), *(PACKAGE / "emulator").glob("*.py")):
+        assert path.stem == "__init__" or f"`{path.name}`" in tables, path
 
 
 @pytest.mark.parametrize("name", sorted(RANKS))
