@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from tf_ipu_dp import cli, screens
+from tf_ipu_dp import cli, run_folder, screens
 from tf_ipu_dp.activity import SCHEMA, Snapshot, utc
 
 FORMATS = (".png", ".svg", ".html")
@@ -176,7 +176,7 @@ def draw(recording: Recording, path: Path) -> None:
     if kind == ".html":
         content = render_page(recording, content.decode("utf-8")).encode("utf-8")
     try:
-        path.write_bytes(content)
+        run_folder.write_durably(path, content)
     except OSError as error:
         raise cli.UsageError(f"--report={path} cannot be written ({error.strerror}). Use another place.") from error
 

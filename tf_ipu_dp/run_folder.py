@@ -20,7 +20,7 @@ import socket
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple, Union
 
 from tf_ipu_dp import cli, config
 
@@ -235,12 +235,13 @@ def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
     return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
 
-def write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, content: Union[str, bytes]) -> None:
     """Puts a file in place of what was there: after a crash it is the old one or the new one, never a part."""
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as handle:
-            handle.write(text)
+        with temporary.open("wb") as handle:
+            handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -74,6 +75,21 @@ def test_a_file_that_is_there_is_not_written_over_and_a_place_that_is_not_is_nam
         recording.Recorder(path, 1.0)
     with pytest.raises(cli.UsageError, match=r"cannot be written \(No such file or directory\)"):
         recording.Recorder(tmp_path / "no" / "a.jsonl", 1.0)
+
+
+def test_a_report_that_finds_no_room_leaves_the_one_before(record, tmp_path, monkeypatch):
+    found = recording.read(record(snapshot(0), snapshot(1)))
+    recording.draw(found, tmp_path / "a.svg")
+    before = (tmp_path / "a.svg").read_bytes()
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(cli.UsageError, match=r"cannot be written \(No space left on device\)"):
+        recording.draw(recording.read(record(snapshot(0), snapshot(5), name="b.jsonl")), tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "a.svg", "b.jsonl"]
 
 
 def test_a_report_of_another_kind_or_place_is_refused_before_anything_is_drawn(tmp_path):
