@@ -46,6 +46,7 @@ class Process:
     planned_steps: Optional[int] = None
     samples_per_s: Optional[float] = None  # only while it makes steps
     waits_for: Optional[str] = None  # compiling, input, collective or nothing; None: not known
+    changes: Tuple[Tuple[str, float], ...] = ()  # the last phases and when each began, in seconds since the epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,14 @@ class Snapshot:
             "note": self.note,
             "problem": self.problem,
             "ipus": [{**vars(ipu), "other": dict(ipu.other)} for ipu in self.ipus],
-            "processes": [{**vars(process), "ipus": list(process.ipus)} for process in self.processes],
+            "processes": [
+                {
+                    **vars(process),
+                    "ipus": list(process.ipus),
+                    "changes": [{"phase": phase, "time": utc(began)} for phase, began in process.changes],
+                }
+                for process in self.processes
+            ],
         }
 
 
@@ -84,6 +92,7 @@ class Watcher:
         self._reader, self._environ = reader, environ
         self._commands: Dict[Tuple[int, Optional[str]], Optional[str]] = {}
         self._last: Dict[int, Process] = {}
+        self._left: Dict[int, Tuple[Process, float]] = {}  # those that hold no IPU any more, and were alive
         self._gone: Dict[int, Tuple[Process, float]] = {}
 
     def look(self) -> Snapshot:
@@ -142,10 +151,13 @@ class Watcher:
         return found
 
     def _note_gone(self, processes: Mapping[int, Process], now: float) -> None:
-        for pid, process in self._last.items():
-            if pid not in processes and process.state != GONE and not is_alive(pid):
-                gone = dataclasses.replace(process, state=GONE, ipus=(), samples_per_s=None, waits_for=None)
-                self._gone[pid] = (gone, now)
+        left = {pid: (process, now) for pid, process in self._last.items() if process.state != GONE}
+        left = {pid: each for pid, each in {**self._left, **left}.items() if pid not in processes}
+        alive = {pid for pid in left if is_alive(pid)}
+        for pid in left.keys() - alive:
+            gone = dataclasses.replace(left[pid][0], state=GONE, ipus=(), samples_per_s=None, waits_for=None)
+            self._gone[pid] = (gone, now)
+        self._left = {pid: left[pid] for pid in alive if now - left[pid][1] < _GONE_SHOWN_S}
         self._gone = {
             pid: (process, since)
             for pid, (process, since) in self._gone.items()
@@ -164,6 +176,20 @@ def is_alive(pid: int) -> bool:
         return True
     with contextlib.suppress(OSError, IndexError):
         return _stat(pid)[0] not in ("Z", "X")
+    return True
+
+
+def is_under_way(status: heartbeat.Status, now: float) -> bool:
+    """Whether an instance has not ended: its process is there or, on another host, was heard of lately.
+
+    A process that began after the status was written is another one of the same number.
+    """
+    if status.host != socket.gethostname():
+        return now - status.time <= STALE_S
+    if not is_alive(status.pid):
+        return False
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _started(status.pid) <= status.time + STALE_S
     return True
 
 
@@ -216,6 +242,7 @@ def _judged(process: Process, status: Optional[heartbeat.Status], now: float) ->
         planned_steps=status.planned_steps or None,
         samples_per_s=rate if told else None,
         waits_for=waits if state == RUNNING else None,
+        changes=status.changes,
     )
 
 

@@ -23,6 +23,8 @@ PERIOD_S = 1.0
 PHASES = ("starting", "compiling", "training", "evaluating", "saving", "exporting")
 INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
+_MOST_CHANGES = 16
+_MOST_SECONDS = 1e10  # some hundred years: no clock says more
 # Nothing that is written here is longer, and what is longer was not written here.
 _MOST_BYTES = 1 << 16
 
@@ -43,6 +45,7 @@ class Status:
     waits_for: Optional[str] = None  # input, other instances or nothing; None: not known
     still_s: float = 0.0  # since the phase or the step last changed
     time: float = 0.0  # when this was written, in seconds since the epoch
+    changes: Tuple[Tuple[str, float], ...] = ()  # the last phases and when each began, in seconds since the epoch
 
     def name(self) -> str:
         """Returns `instance 1 on host b (pid 42)`."""
@@ -73,6 +76,7 @@ class Heart:
         self._status = Status(
             str(folder.resolve()), instance, instances, socket.gethostname(), os.getpid(), planned_steps=planned_steps
         )
+        self._status = dataclasses.replace(self._status, changes=((self._status.phase, time.time()),))
         self._folder, self._waits_for, self._limit_s, self._on_stall = folder, waits_for, limit_s, on_stall
         self._watched = False
         self._checked = self._input_since = time.monotonic()
@@ -103,9 +107,11 @@ class Heart:
         """Notes that the run has moved on. What has no known length, like compiling, is not watched."""
         with self._guard:
             now = self._status
+            changes = now.changes if phase == now.phase else (*now.changes, (phase, time.time()))
             self._status = dataclasses.replace(
                 now,
                 phase=phase,
+                changes=changes[-_MOST_CHANGES:],
                 step=now.step if step is None else step,
                 samples_per_s=now.samples_per_s if samples_per_s is None else samples_per_s,
             )
@@ -245,10 +251,11 @@ def read(path: Path) -> Optional[Status]:
     except TypeError:
         return None
     numbers = (status.instance, status.instances, status.pid, status.step, status.planned_steps)
-    times = (status.still_s, status.time)
-    sound = all(type(number) is int for number in numbers) and all(type(each) in (int, float) for each in times)
+    sound = all(type(number) is int for number in numbers) and all(map(_is_time, (status.still_s, status.time)))
     texts = (status.run_dir, status.host, status.phase)
-    return status if sound and all(isinstance(text, str) for text in texts) else None
+    if not sound or not all(isinstance(text, str) for text in texts):
+        return None
+    return dataclasses.replace(status, changes=_read_changes(status.changes))
 
 
 def read_run(folder: Path) -> List[Status]:
@@ -263,6 +270,17 @@ def find(pid: int, environ: Mapping[str, str] = os.environ) -> Optional[Status]:
     path = value.get("status") if value else None
     status = read(Path(path)) if isinstance(path, str) else None
     return status if status and status.pid == pid else None
+
+
+def _read_changes(value: Any) -> Tuple[Tuple[str, float], ...]:
+    """Returns those of the changes that make sense."""
+    pairs = [each for each in value if isinstance(each, list) and len(each) == 2] if isinstance(value, list) else []
+    sound = [(phase, float(began)) for phase, began in pairs if isinstance(phase, str) and _is_time(began)]
+    return tuple(sound[-_MOST_CHANGES:])
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and -_MOST_SECONDS < value < _MOST_SECONDS
 
 
 def _path_of(folder: Path, instance: int) -> Path:

@@ -98,6 +98,8 @@ def parse(words: Sequence[str]) -> MonitorConfig:
     alone = [name for name in asked if name in ("--free", "--health", "--explain")]
     if alone and len(asked) > 1:
         raise cli.UsageError(f"{' and '.join(asked)} do not go together. Use {alone[0]} alone.")
+    if cfg.explain == "":
+        raise cli.UsageError("--explain= names nothing: give it a run's folder.")
     follows = bool(asked) and not alone
     if cfg.need and not cfg.free:
         raise cli.UsageError(f"--need={cfg.need} is for --free. Use --free --need={cfg.need}.")
@@ -111,6 +113,10 @@ def parse(words: Sequence[str]) -> MonitorConfig:
     for name, value in (("pid", cfg.pid), ("run_dir", cfg.run_dir)):
         if value is not None and not follows:
             raise cli.UsageError(f"--{name}={value} says when to end. Use it with --record, --watch or --export.")
+    if cfg.pid is not None and cfg.run_dir is not None:
+        raise cli.UsageError(
+            f"--pid={cfg.pid} and --run_dir={cfg.run_dir} do not go together: use the one that says when to end."
+        )
     return cfg
 
 
@@ -203,7 +209,7 @@ def _show(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
         return _show_health(reader, cfg)
     watcher = activity.Watcher(reader)
     if cfg.free:
-        return _show_free(watcher.look(), cfg)
+        return _show_free(watcher.look(), reader.failure, cfg)
     if cfg.watch is None and cfg.record is None and cfg.export is None:
         return _show_once(watcher.look(), cfg)
     return _follow(watcher, cfg)
@@ -223,12 +229,17 @@ def _judge_answers(snapshot: activity.Snapshot) -> int:
     return 1 if snapshot.problem else 0
 
 
-def _show_free(snapshot: activity.Snapshot, cfg: MonitorConfig) -> int:
+def _show_free(snapshot: activity.Snapshot, failure: Optional[str], cfg: MonitorConfig) -> int:
     free = snapshot.free
     if cfg.json:
         sys.stdout.write(json.dumps({"schema": activity.SCHEMA, "free_ipu_ids": list(free)}) + "\n")
     else:
         sys.stdout.write(" ".join(map(str, free)) + "\n")
+    if failure:
+        sys.stderr.write(
+            f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read "
+            f"({screens.printable(failure)}); --sdk=poplar insists on the real ones.\n"
+        )
     if _judge_answers(snapshot):
         return 1
     if len(free) < cfg.need:
@@ -239,7 +250,9 @@ def _show_free(snapshot: activity.Snapshot, cfg: MonitorConfig) -> int:
 
 def _show_health(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
     found = reader.look()
-    faults = [found.problem] if found.problem else []
+    faults = [f"the Poplar SDK's IPUs cannot be read: {reader.failure}"] if reader.failure else []
+    if found.problem:
+        faults.append(found.problem)
     for ipu in found.ipus:
         name = f"IPU {'-' if ipu.id is None else ipu.id}"
         if ipu.problem and not found.problem:
@@ -363,8 +376,8 @@ def _ending(cfg: MonitorConfig) -> Callable[[], bool]:
 
     def over() -> bool:
         nonlocal seen
-        alive = [each for each in heartbeat.read_run(folder) if time.time() - each.time <= activity.STALE_S]
-        was, seen = seen, seen or bool(alive)
+        alive = any(activity.is_under_way(each, time.time()) for each in heartbeat.read_run(folder))
+        was, seen = seen, seen or alive
         return was and not alive
 
     if not heartbeat.read_run(folder):
@@ -544,17 +557,20 @@ class _Screen:
 def _look_of(stream: TextIO) -> screens.Look:
     """Returns how to draw there: a pipe gets whole lines of plain text."""
     terminal = stream.isatty()
-    dumb = os.environ.get("TERM", "dumb") == "dumb"
     return screens.Look(
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
-        colour=terminal and not dumb and not os.environ.get("NO_COLOR"),
+        colour=terminal and not _is_dumb() and not os.environ.get("NO_COLOR"),
         unicode=cli.speaks_unicode(stream),
     )
 
 
 def _moves_cursor(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return stream.isatty() and not _is_dumb()
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "") in ("", "dumb")
 
 
 def _write(text: str) -> None:

@@ -5,6 +5,7 @@ The first line says what the IPUs are; the others say what changes. A line that 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import datetime
@@ -39,9 +40,12 @@ _FREE = -1.0  # in the place of a utilisation
 _MOST_BINS = 1200
 _LINES_UP_TO = 8
 _MOST_BANDS = 16
+_MOST_MARKS = 60
+_LEAST_STRETCH = 1 / 1000  # of the width: what is shorter would not be seen
+_STYLE = {"text.parse_math": False, "svg.fonttype": "none", "font.size": 9}
 
-
-Bands = Mapping[str, List[Tuple[float, float, str]]]  # what each process did, from when to when
+Stretch = Tuple[float, float, str]  # from when to when, and what
+Bands = Mapping[str, List[Stretch]]  # what each process did
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Recorder:
     def __init__(self, path: Path, period_s: float) -> None:
         self.path, self.samples, self._period_s = path, 0, period_s
         self._saved: Dict[str, float] = {}
+        self._changes: Dict[int, Tuple[Tuple[str, float], ...]] = {}
         try:
             self._file: TextIO = path.open("x", encoding="utf-8")
         except FileExistsError:
@@ -83,8 +88,11 @@ class Recorder:
                 "time": utc(snapshot.time),
                 "problem": snapshot.problem,
                 "ipus": [_known({name: getattr(ipu, name) for name in _CHANGING}) for ipu in snapshot.ipus],
-                "processes": [_known({**vars(each), "ipus": list(each.ipus)}) for each in snapshot.processes],
+                "processes": [
+                    _known({**vars(each), "ipus": list(each.ipus), "changes": None}) for each in snapshot.processes
+                ],
                 "saved": self._new_checkpoints(snapshot),
+                "changes": self._new_changes(snapshot),
             }
         )
         self.samples += 1
@@ -108,6 +116,19 @@ class Recorder:
                         if saved > since:
                             found.append({"pid": process.pid, "time": utc(saved)})
                             self._saved[process.run_dir] = max(saved, self._saved[process.run_dir])
+        return found
+
+    def _new_changes(self, snapshot: Snapshot) -> List[Dict[str, Any]]:
+        """Returns which phases have begun since the last sample, and when: one may be over before the next sample."""
+        found = []
+        for process in snapshot.processes:
+            before = self._changes.get(process.pid, ())
+            found += [
+                {"pid": process.pid, "phase": phase, "time": utc(began)}
+                for phase, began in process.changes
+                if (phase, began) not in before
+            ]
+            self._changes[process.pid] = process.changes or before
         return found
 
     def _append(self, value: Mapping[str, Any]) -> None:
@@ -138,8 +159,8 @@ def read(path: Path) -> Recording:
         seconds = _seconds(value.get("time"))
         if seconds is not None:
             parts = {
-                name: [each for each in value.get(name) or [] if isinstance(each, dict)]
-                for name in ("ipus", "processes", "saved")
+                name: [each for each in _list(value.get(name)) if isinstance(each, dict)]
+                for name in ("ipus", "processes", "saved", "changes")
             }
             samples.append({"seconds": seconds, **parts})
     if len(samples) < 2:
@@ -168,7 +189,9 @@ def draw(recording: Recording, path: Path) -> None:
     check_report_name(path)
     kind = path.suffix.lower()
     stream = io.BytesIO()
-    with warnings.catch_warnings():
+    import matplotlib
+
+    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
         warnings.simplefilter("ignore")  # a name may have characters that the font lacks
         figure = make_figure(recording)
         figure.savefig(stream, format="png" if kind == ".png" else "svg", dpi=120, facecolor="white")
@@ -184,7 +207,7 @@ def draw(recording: Recording, path: Path) -> None:
 def summarise(recording: Recording) -> List[Dict[str, Any]]:
     """Returns one row per process: its run, IPUs, mean utilisation while it was there, and seconds per phase."""
     rows: Dict[int, Dict[str, Any]] = {}
-    spans = [*_spans(recording)]
+    spans, runs = _spans(recording), _run_names(recording)
     for sample, span in zip(recording.samples, spans):
         used: Dict[Any, List[float]] = {}
         for ipu in sample["ipus"]:
@@ -197,15 +220,17 @@ def summarise(recording: Recording) -> List[Dict[str, Any]]:
             row = rows.setdefault(
                 pid, {"pid": pid, "busy": 0.0, "watched": 0.0, "seconds": 0.0, "phases": {}, "ipus": set()}
             )
-            row.update({key: process[key] for key in ("run", "instance", "user", "command", "step") if key in process})
+            row.update({key: process[key] for key in ("instance", "user", "command", "step") if key in process})
+            row.update({"run": runs[_run(process)]} if "run" in process else {})
             row["ipus"] |= {ipu for ipu in process.get("ipus") or [] if isinstance(ipu, int)}
             row["seconds"] += span
-            phase = process.get("phase") or "not told"
-            row["phases"][phase] = row["phases"].get(phase, 0.0) + span
             if used.get(pid):
                 row["busy"] += span * sum(used[pid]) / len(used[pid])
                 row["watched"] += span
+    stretches = _stretches(recording)
     for row in rows.values():
+        for start, end, phase in stretches.get(row["pid"], ()):
+            row["phases"][phase] = row["phases"].get(phase, 0.0) + end - start
         row["utilisation_pct"] = row["busy"] / row["watched"] if row["watched"] else None
     return list(rows.values())
 
@@ -227,19 +252,21 @@ def make_figure(recording: Recording) -> Any:
                 free = "pid" not in ipu and not ipu["utilisation_pct"]
                 utilisation[rows[ipu["id"]], column] = _FREE if free else ipu["utilisation_pct"]
         power[column] = _total_power(sample, recording)
-    bands = _bands(recording)
+    every = _bands(recording)
+    bands = dict(list(every.items())[:_MOST_BANDS])
     has_power = bool(np.isfinite(power).any())
     scale, unit = _time_unit(float(times[-1] - times[0]))
     many = len(ids) > _LINES_UP_TO
 
-    with matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "font.size": 9}):
+    with matplotlib.rc_context(_STYLE):
         heights = [max(2.6, min(7.0, 0.11 * len(ids))) if many else 3.0]
         heights += [1.6] if has_power else []
-        heights += [0.5 + 0.28 * len(bands)] if bands else []
+        heights += [0.5 + 0.28 * (len(bands) + (len(every) > len(bands)))] if bands else []
         figure = Figure(figsize=(11, sum(heights) + 1.3), layout="constrained")
         axes = list(np.atleast_1d(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)))
         top = axes[0]
         shown_times = (times - times[0]) / scale
+        end = max(float(shown_times[-1]), 1e-3)
         if many:
             _draw_heat(figure, top, shown_times, utilisation, ids, 3 * recording.period_s / scale)
         else:
@@ -250,7 +277,8 @@ def make_figure(recording: Recording) -> Any:
             top.grid(alpha=0.3)
             if top.lines:
                 top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
-        for moment, phase in _changes(bands, times[0], scale):
+        marks = [((moment - times[0]) / scale, phase) for moment, phase in _changes(bands)]
+        for moment, phase in marks:
             for axis in axes[: 2 if has_power else 1]:
                 axis.axvline(moment, color=_PHASES.get(phase, "black"), linewidth=0.9, alpha=0.8, linestyle="--")
         if has_power:
@@ -262,9 +290,10 @@ def make_figure(recording: Recording) -> Any:
             axes[1].set_ylim(bottom=0)
             axes[1].grid(alpha=0.3)
         if bands:
-            _draw_bands(axes[-1], bands, _saves(recording, bands), times[0], scale)
+            saves = _saves(recording, bands, scale)
+            _draw_bands(axes[-1], _scaled(bands, times[0], scale), saves, end, bool(marks), len(every) - len(bands))
         axes[-1].set_xlabel(f"{unit} since {_words(times[0])}")
-        axes[-1].set_xlim(0, max(shown_times[-1], 1e-3))
+        axes[-1].set_xlim(0, end)
         figure.suptitle(_title(recording, ids, utilisation, has_power), fontsize=11)
     return figure
 
@@ -274,7 +303,9 @@ def render_page(recording: Recording, drawing: str) -> str:
     svg = drawing[drawing.index("<svg") :]
     rows = []
     for row in summarise(recording):
-        phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in row["phases"].items())
+        phases = ", ".join(
+            f"{name} {seconds:.{0 if seconds >= 10 else 1}f} s" for name, seconds in row["phases"].items()
+        )
         busy = "-" if row["utilisation_pct"] is None else f"{row['utilisation_pct']:.1f}"
         cells = (
             row["pid"], row.get("user", "-"), row.get("run", "-"), row.get("instance", "-"),
@@ -296,7 +327,7 @@ def render_page(recording: Recording, drawing: str) -> str:
         "body{font:14px/1.5 sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222}"
         "svg{width:100%;height:auto}table{border-collapse:collapse;width:100%}"
         "th,td{text-align:left;padding:.3em .6em;border-bottom:1px solid #ddd;vertical-align:top}"
-        "td{overflow-wrap:anywhere}"
+        "td{overflow-wrap:anywhere}td:nth-child(3){min-width:6em}"
         f"</style></head><body><h1>IPU report</h1><p>{html.escape(screens.printable(facts))}</p>{svg}"
         f"<h2>Processes</h2><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></body></html>\n"
     )
@@ -360,78 +391,144 @@ def _binned(times: Any, values: Any, gap: float) -> Tuple[Any, Any]:
     return edges, cells
 
 
-def _draw_bands(axis: Any, bands: Bands, saves: Sequence[Tuple[int, float]], began: float, scale: float) -> None:
+def _draw_bands(
+    axis: Any, bands: Bands, saves: Sequence[Tuple[int, float]], end: float, marked: bool, left_out: int
+) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     seen: List[str] = []
-    for row, spans in enumerate(bands.values()):
-        for start, end, phase in spans:
-            axis.broken_barh(
-                [((start - began) / scale, (end - start) / scale)], (row - 0.35, 0.7),
-                facecolors=_PHASES.get(phase, _UNKNOWN_COLOUR),
-            )  # fmt: skip
-            seen += [phase] if phase not in seen else []
+    for row, stretches in enumerate(bands.values()):
+        seen += [phase for phase in dict.fromkeys(phase for _, _, phase in stretches) if phase not in seen]
+        longest_first = sorted(stretches, key=lambda stretch: stretch[0] - stretch[1])
+        axis.broken_barh(
+            [(start, max(stop - start, _LEAST_STRETCH * end)) for start, stop, _ in longest_first], (row - 0.35, 0.7),
+            facecolors=[_PHASES.get(phase, _UNKNOWN_COLOUR) for _, _, phase in longest_first], linewidth=0,
+        )  # fmt: skip
     handles: List[Any] = [Patch(color=_PHASES.get(phase, _UNKNOWN_COLOUR), label=phase) for phase in seen]
     if saves:
-        moments = [(moment - began) / scale for _, moment in saves]
+        moments = [moment for _, moment in saves]
         axis.plot(moments, [row for row, _ in saves], linestyle="", marker="v", color="black", markersize=5)
         handles.append(Line2D([], [], linestyle="", marker="v", color="black", markersize=5, label="saved"))
-    axis.set_yticks(range(len(bands)))
-    axis.set_yticklabels([screens.printable(name) for name in bands], fontsize=8)
-    axis.set_ylim(len(bands) - 0.5, -0.5)
+    if marked:
+        handles.append(Line2D([], [], linestyle="--", color="grey", linewidth=0.9, label="a run goes over"))
+    labels = [*map(screens.printable, bands), *([f"and {left_out:,} more"] if left_out else [])]
+    axis.set_yticks(range(len(labels)))
+    axis.set_yticklabels(labels, fontsize=8)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
 
 
-def _bands(recording: Recording) -> Bands:
-    """Returns what each process did, as stretches of time."""
-    bands: Dict[str, List[Tuple[float, float, str]]] = {}
+def _bands(recording: Recording) -> Dict[str, List[Stretch]]:
+    """Returns what each process did, by its name; a run that was started again goes on in its band."""
+    bands: Dict[str, List[Stretch]] = {}
     names = _names(recording)
-    for sample, span in zip(recording.samples, _spans(recording)):
-        for process in sample["processes"]:
-            name = names[process.get("pid")]
-            if process.get("state") == "gone" or span <= 0 or (name not in bands and len(bands) >= _MOST_BANDS):
-                continue
-            spans = bands.setdefault(name, [])
-            start, phase = sample["seconds"], str(process.get("phase", "not told"))
-            if spans and spans[-1][2] == phase and start - spans[-1][1] < 1e-6:
-                spans[-1] = (spans[-1][0], start + span, phase)
-            else:
-                spans.append((start, start + span, phase))
+    for pid, stretches in _stretches(recording).items():
+        bands[names[pid]] = sorted([*bands.get(names[pid], []), *stretches])
     return bands
 
 
-def _saves(recording: Recording, bands: Bands) -> List[Tuple[int, float]]:
+def _stretches(recording: Recording) -> Dict[Any, List[Stretch]]:
+    """Returns what each process did: from the moments that it told and, where it told none, from the samples."""
+    began: Dict[Any, List[Tuple[float, str]]] = {}
+    for sample in recording.samples:
+        for change in sample["changes"]:
+            moment = _seconds(change.get("time"))
+            if moment is not None:
+                began.setdefault(_hashable(change.get("pid")), []).append((moment, str(change.get("phase"))))
+    for moments in began.values():
+        moments.sort(key=lambda each: each[0])
+    times = {pid: [moment for moment, _ in moments] for pid, moments in began.items()}
+    found: Dict[Any, List[Stretch]] = {}
+    for sample, span in zip(recording.samples, _spans(recording)):
+        for process in sample["processes"]:
+            if process.get("state") == "gone" or span <= 0:
+                continue
+            pid, start = _hashable(process.get("pid")), sample["seconds"]
+            moments = began.get(pid, [])
+            first = bisect.bisect_right(times.get(pid, []), start)
+            after = bisect.bisect_left(times.get(pid, []), start + span)
+            phase = "not told"
+            if process.get("phase"):
+                phase = moments[first - 1][1] if first else str(process["phase"])
+            parts = [(start, phase), *moments[first:after]]
+            for (since, what), until in zip(parts, [*(moment for moment, _ in parts[1:]), start + span]):
+                _extend(found.setdefault(pid, []), since, until, what)
+    return found
+
+
+def _extend(stretches: List[Stretch], start: float, end: float, phase: str) -> None:
+    if stretches and stretches[-1][2] == phase and start - stretches[-1][1] < 1e-6:
+        stretches[-1] = (stretches[-1][0], end, phase)
+    elif end > start:
+        stretches.append((start, end, phase))
+
+
+def _scaled(bands: Bands, began: float, scale: float) -> Bands:
+    return {
+        name: [((start - began) / scale, (end - began) / scale, phase) for start, end, phase in stretches]
+        for name, stretches in bands.items()
+    }
+
+
+def _saves(recording: Recording, bands: Bands, scale: float) -> List[Tuple[int, float]]:
     """Returns the row and the moment of each checkpoint."""
     rows = {name: row for row, name in enumerate(bands)}
     names = _names(recording)
+    began = recording.samples[0]["seconds"]
     found = []
     for sample in recording.samples:
         for each in sample["saved"]:
-            moment = _seconds(each.get("time"))
-            if moment is not None and names.get(each.get("pid")) in rows:
-                found.append((rows[names[each["pid"]]], moment))
+            moment, name = _seconds(each.get("time")), names.get(_hashable(each.get("pid")))
+            if moment is not None and name in rows:
+                found.append((rows[name], (moment - began) / scale))
     return found
 
 
 def _names(recording: Recording) -> Dict[Any, str]:
     """Returns what to call each process: its run and instance, if it has ever told them."""
     names: Dict[Any, str] = {}
+    runs = _run_names(recording)
     for sample in recording.samples:
         for process in sample["processes"]:
-            pid = process.get("pid")
+            pid = _hashable(process.get("pid"))
             if "run" in process:
-                names[pid] = f"{process['run']} {process.get('instance', '')}"
+                names[pid] = f"{runs[_run(process)]} {process.get('instance', '')}"
             else:
                 names.setdefault(pid, f"pid {pid}")
     return names
 
 
-def _changes(bands: Bands, began: float, scale: float) -> List[Tuple[float, str]]:
-    """Returns when the first instance of each run went over to something else."""
-    first = {name.rpartition(" ")[0]: spans for name, spans in reversed(list(bands.items()))}
-    found = [((start - began) / scale, phase) for spans in first.values() for start, _, phase in spans[1:]]
-    return found if len(found) <= 60 else []
+def _run_names(recording: Recording) -> Dict[Tuple[str, str], str]:
+    """Returns what to call each run: its name or, where others have the same, as much of its folder as they differ."""
+    runs = {_run(process): None for sample in recording.samples for process in sample["processes"] if "run" in process}
+    names = {}
+    for name, folder in runs:
+        others = [other.split("/")[::-1] for same, other in runs if same == name and other != folder]
+        parts = folder.split("/")[::-1]
+        depth = 1
+        while any(other[:depth] == parts[:depth] for other in others):
+            depth += 1
+        names[name, folder] = "/".join(reversed(parts[:depth])) if others and folder else name
+    return names
+
+
+def _run(process: Mapping[str, Any]) -> Tuple[str, str]:
+    return str(process["run"]), str(process.get("run_dir", ""))
+
+
+def _changes(bands: Bands) -> List[Tuple[float, str]]:
+    """Returns when the first instance of each run went over to something else; what is too often to be seen is not."""
+    first = {name.rpartition(" ")[0]: stretches for name, stretches in reversed(list(bands.items()))}
+    found: List[Tuple[float, str]] = []
+    for unmarked in ((), ("saving",), ("saving", "evaluating")):
+        found = []
+        for stretches in first.values():
+            marked = [(start, phase) for start, _, phase in stretches if phase not in unmarked]
+            found += [now for before, now in zip(marked, marked[1:]) if before[1] != now[1]]
+        if len(found) <= _MOST_MARKS:
+            return found
+    return []
 
 
 def _spans(recording: Recording) -> List[float]:
@@ -478,6 +575,14 @@ def _known(value: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _hashable(pid: Any) -> Any:
+    return pid if isinstance(pid, int) else str(pid)
 
 
 def _object(line: str) -> Optional[Dict[str, Any]]:

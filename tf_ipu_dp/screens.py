@@ -24,6 +24,7 @@ _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 _SPARK = 20
 _MOST_REASONS = 3
 _LEAST_WIDTH, _LEAST_HEIGHT = 20, 4
+_TOO_SMALL = ("The terminal is too small for so many IPUs; --json has them all.", "Too small; --json.")
 _OF_BOARD = ("board_type", "board_temp_c", "board_power_w")
 
 
@@ -78,21 +79,13 @@ def render_screen(
     told = [line for each in _sentences(verdicts) for line in _wrapped(each, width)]
     notes = [line for each in _notes(snapshot) for line in _wrapped(each, width)]
     processes = _process_table(snapshot.processes, look)
-    below: List[List[Line]] = [
-        [[], *processes, [], *told, *notes],
-        [[], *processes, [], *told],
-        [[], *processes[: max(height // 4, 2)]],
-        [],
-    ]
+    below: List[List[Line]] = [[[], *processes, [], *told, *notes], [[], *processes, [], *told]]
     head: List[Line] = [[(_headline(snapshot), BOLD)], []]
     room = height - len(head) - 1
-    ipus: List[Line] = [[("The terminal is too small for so many IPUs; --json has them all.", WARN)]]
-    extras: List[Line] = []
-    for drawn, rest in _layouts(snapshot.ipus, look, history, below):
-        if len(drawn) + len(rest) <= room:
-            ipus, extras = drawn, rest
-            break
-    lines = [*head, *ipus, *extras][: height - 1]
+    layouts = _layouts(snapshot.ipus, look, history, below)
+    fitting = ([*drawn, *rest] for drawn, rest in layouts if len(drawn) + len(rest) <= room)
+    shown = next(fitting, None) or _squeezed(snapshot.ipus, processes, look, history, room)
+    lines = [*head[: height - 1 - len(shown)], *shown]
     lines += [[] for _ in range(height - 1 - len(lines))]
     return _painted([*lines, [(footer, DIM)]], look).split("\n")[:-1]
 
@@ -237,11 +230,35 @@ def _process_table(processes: Sequence[Process], look: Look) -> List[Line]:
 def _layouts(
     ipus: Sequence[Ipu], look: Look, history: History, below: Sequence[List[Line]]
 ) -> Iterator[Tuple[List[Line], List[Line]]]:
-    """Returns ways to show the IPUs and what is below them, the best first: a row for each is worth more than notes."""
+    """Returns ways to show the IPUs and all below them, the best first: a row for each is worth more than notes."""
     yield _rows(ipus, look, history, free=True), below[0]
     busy = _rows(ipus, look, history, free=False)
-    yield from ((busy, rest) for rest in below[:2])
+    yield from ((busy, rest) for rest in below)
     yield from ((_cells(ipus, look, history, spark), rest) for rest in below for spark in (_SPARK, 8, 0))
+
+
+def _squeezed(ipus: Sequence[Ipu], processes: Sequence[Line], look: Look, history: History, room: int) -> List[Line]:
+    """Returns a cell for each IPU, or why not, and as many processes as fit; one line more than the room at most."""
+    grids = [_cells(ipus, look, history, spark) for spark in (_SPARK, 8, 0)]
+    drawn = [grid for grid in grids if len(grid) + min(len(processes), max(room // 4, 2)) <= room]
+    drawn += [
+        lines
+        for lines in [*grids, *(_wrapped([(each, WARN)], look.width) for each in _TOO_SMALL)]
+        if len(lines) <= room
+    ]
+    left = room - len(drawn[0])
+    return [*drawn[0], *_first_processes(processes, left if len(processes) <= left else left + 1)]
+
+
+def _first_processes(table: Sequence[Line], room: int) -> List[Line]:
+    """Returns as many rows of the processes as there is room for, and how many are left out."""
+    if len(table) <= room:
+        return [[], *table] if table and len(table) < room else list(table)
+    kept = max(room - 2, 0)
+    word = "more process" if kept else "process"
+    more = cli.count(len(table) - 1 - kept, word, f"{word}es")
+    above = table[: kept + 1] if kept else [[]] * (room - 1)
+    return [*above, [(f"and {more}", WARN)]]
 
 
 def _rows(ipus: Sequence[Ipu], look: Look, history: History, free: bool) -> List[Line]:
@@ -408,9 +425,10 @@ def _completed(snapshot: Snapshot) -> Snapshot:
 
 
 def _first_of_boards(ipus: Sequence[Ipu]) -> List[bool]:
-    """Returns which rows open a board; IPUs whose board is not known stand for themselves."""
+    """Returns which rows are the first of their board; IPUs whose board is not known stand for themselves."""
     boards = [ipu.board_serial for ipu in ipus]
-    return [board is None or board != before for board, before in zip(boards, [None, *boards])]
+    first = {board: row for row, board in reversed(list(enumerate(boards)))}
+    return [board is None or first[board] == row for row, board in enumerate(boards)]
 
 
 def _text(value: object, form: object = None) -> Span:

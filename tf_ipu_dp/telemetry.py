@@ -31,10 +31,12 @@ _SHORTEST_PERIOD_S = 1.0
 _LONGEST_WAIT_S = 2.0
 _PID = "user process id"
 _SILENT = "gcipuinfo does not answer"
+_NO_IPU = "gcipuinfo finds no IPU"
 _FIRST_ANSWER_S = 10.0
 _NEXT_ANSWER_S = 5.0
 _PAUSE_S = 10.0  # before a library that has failed as a whole is started again
 _MOST_REASON = 300
+_PR_SET_PDEATHSIG = 1
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -123,8 +125,16 @@ def parse_device(mapping: Mapping[str, str]) -> Ipu:
 class Reader:
     """Looks at all IPUs, and never fails: what goes wrong is a reason in the look."""
 
-    def __init__(self, name: str, library: Any, note: Optional[str] = None, period_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        library: Any,
+        note: Optional[str] = None,
+        period_s: float = 0.0,
+        failure: Optional[str] = None,
+    ) -> None:
         self.name, self.note = name, note  # poplar or emulator; why it is not the other
+        self.failure = failure  # why the Poplar SDK, which is there, cannot be read; these are the emulator's IPUs then
         self._library, self._period_s = library, period_s
         self._known: Tuple[Ipu, ...] = ()
         self._last: Optional[Tuple[float, Look]] = None
@@ -164,7 +174,7 @@ class Reader:
         except TelemetryError as error:
             return Look(now, tuple(_silenced(ipu, str(error)) for ipu in self._known), str(error))
         self._known = ipus
-        return Look(now, ipus, None if ipus else "gcipuinfo finds no IPU")
+        return Look(now, ipus, None if ipus else _NO_IPU)
 
     def _parse_failure(self, index: int, answer: Any, told: Sequence[Optional[Ipu]]) -> Ipu:
         """Returns the row of a device that fails, of which the id is not made up."""
@@ -183,7 +193,7 @@ class Reader:
 
 def open_reader(choice: str = "auto") -> Reader:
     """Returns a reader of the Poplar SDK's devices or of the emulator's. TelemetryError: why --sdk=poplar cannot be."""
-    missing = None
+    missing = failure = None
     if choice != "emulator":
         try:
             found = importlib.util.find_spec("gcipuinfo")
@@ -200,11 +210,12 @@ def open_reader(choice: str = "auto") -> Reader:
                 return reader
             reader.close()
             missing = first.problem
+            failure = None if missing == _NO_IPU else missing
         if choice == "poplar":
             raise TelemetryError(missing)
     from tf_ipu_dp.emulator import gcipuinfo
 
-    return Reader("emulator", _Here(gcipuinfo), missing)
+    return Reader("emulator", _Here(gcipuinfo), missing, failure=failure)
 
 
 def parse_health(text: Any) -> List[str]:
@@ -227,8 +238,11 @@ def parse_health(text: Any) -> List[str]:
     return faults
 
 
-def serve() -> None:
-    """Answers a Reader's questions, one JSON line each, in the process that is kept apart."""
+def serve(parent: int) -> None:
+    """Answers a Reader's questions, one JSON line each, in the process that is kept apart. Ends with its parent."""
+    _end_with_parent()
+    if os.getppid() != parent:
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a key press for the monitor, which ends this process
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the library prints is no answer
@@ -408,6 +422,9 @@ class _Apart:
                 self._failed = (time.monotonic(), problem)
                 self._end()
                 raise TelemetryError(problem) from error
+            except BaseException:  # an answer that comes later would be taken for that to the next question
+                self._end()
+                raise
         if "answer" not in answer:
             raise TelemetryError(answer.get("problem", _SILENT))
         return answer["answer"]
@@ -418,7 +435,7 @@ class _Apart:
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parent.parent)
-        code = f"import sys; sys.path.append({root!r}); from tf_ipu_dp import telemetry; telemetry.serve()"
+        code = f"import sys; sys.path.append({root!r}); from tf_ipu_dp import telemetry; telemetry.serve({os.getpid()})"
         self._rest = b""
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -460,6 +477,15 @@ class _Apart:
                     with contextlib.suppress(OSError):
                         stream.close()
             self._process = None
+
+
+def _end_with_parent() -> None:
+    """Lets Linux kill this process when the thread that started it ends: a library that hangs notices nothing."""
+    if sys.platform == "linux":
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 def _plain(device: Any) -> Any:

@@ -111,7 +111,7 @@ def _input(sums: Sequence[_Sums], facts: Facts) -> Optional[Verdict]:
     share, worst = max(known, key=lambda each: each[0], default=(0.0, sums[0]))
     if share <= HELD_BACK:
         return None
-    least = min(waiting for waiting, _ in known)
+    least = min((each.waiting or 0.0 for each in sums if each is not worst), default=share)
     who = ""
     if len(sums) > 1:
         others = "" if least < share / 2 else f" (of no other less than {_percent(least)})"

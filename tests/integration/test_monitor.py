@@ -18,6 +18,8 @@ import urllib.request
 
 import pytest
 
+from tf_ipu_dp import activity
+
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
 import os, sys
@@ -127,6 +129,54 @@ def test_poplar_without_the_sdk_is_refused_with_what_works():
     done = monitor("--sdk=poplar")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("Source the Poplar SDK's enable script, or use --sdk=emulator.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import os; os.abort()", "gcipuinfo ended its process by signal 6"),
+        ("def gcipuinfo(): raise OSError('no driver')", "gcipuinfo failed (OSError: no driver)"),
+    ],
+)
+def test_an_sdk_that_is_there_and_cannot_be_read_is_a_fault_and_the_free_ipus_are_called_emulated(
+    tmp_path, text, reason
+):
+    (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = monitor("--health", PYTHONPATH=paths)
+    assert done.returncode == 1 and "nothing is wrong" not in done.stdout
+    assert f"wrong  the Poplar SDK's IPUs cannot be read: {reason}" in done.stdout
+    done = monitor("--health", "--json", PYTHONPATH=paths)
+    value = json.loads(done.stdout)
+    assert (done.returncode, value["healthy"], len(value["faults"])) == (1, False, 1) and reason in value["faults"][0]
+    assert monitor("--health", "--sdk=emulator", PYTHONPATH=paths).returncode == 0
+    done = monitor("--free", PYTHONPATH=paths, IPU_EMULATOR_IPUS="4")
+    assert (done.returncode, done.stdout) == (0, "0 1 2 3\n")
+    said = f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read ({reason}"
+    assert done.stderr.startswith(said)
+    assert done.stderr.endswith("; --sdk=poplar insists on the real ones.\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behind(tmp_path, number):
+    told = tmp_path / "told"
+    text = f"import os, time\nos.symlink(str(os.getpid()), {str(told)!r})\ntime.sleep(600)"
+    (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(MONITOR, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as watching:
+        deadline = time.monotonic() + 60
+        while not told.is_symlink() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        helper = int(os.readlink(told))
+        watching.send_signal(number)
+        watching.wait(60)
+        deadline = time.monotonic() + 5
+        while activity.is_alive(helper) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        ended = not activity.is_alive(helper)
+        if not ended:
+            os.kill(helper, signal.SIGKILL)
+        assert ended
 
 
 class Terminal:
@@ -308,7 +358,7 @@ sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
 @pytest.mark.parametrize(
     ("cause", "flags", "verdict"),
     [
-        ("input", ["--ipus=1", "--epochs=30steps"], ("input", None, "eight_bit_io")),
+        ("input", ["--ipus=2", "--epochs=15steps"], ("input", None, "eight_bit_io")),
         ("executions", ["--ipus=1", "--epochs=80steps"], ("executions", None, "device_iterations")),
         ("late", ["--ipus=4", "--instances=2", "--epochs=12steps"], ("late instance", 1, "instances")),
     ],

@@ -37,7 +37,15 @@ def numbers_of(output):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "titles"),
-    [("keras_mnist", {"weights"}), ("own_loop", {"losses", "kernel"}), ("regularised", {"logs", "weights"})],
+    [
+        ("keras_mnist", {"weights"}),
+        ("own_loop", {"losses", "kernel"}),
+        ("regularised", {"logs", "weights"}),
+        (
+            "device_collectives",
+            {"gathered", "exchanged", "scattered", "largest", "slope", "summed_in_a_loop", "updated"},
+        ),
+    ],
 )
 def test_two_instances_get_what_one_gets(program, titles):
     path = PROGRAMS / f"{program}.py"
@@ -199,3 +207,28 @@ def test_instances_of_other_launchers_find_each_other(launcher):
     for process in processes:
         out, err = process.communicate(timeout=100)
         assert (process.returncode, out) == (0, "[0, 1]\n"), err
+
+
+FAILING = """
+import sys, time
+import popdist, popdist.tensorflow, tensorflow as tf
+from tensorflow.python import ipu
+from tensorflow.python.ipu import distributed
+
+popdist.init()
+if popdist.getInstanceIndex() == 1:
+    time.sleep(0.5)
+    sys.exit(3)
+distributed.allreduce(tf.constant(1.0), tf.distribute.ReduceOp.SUM)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, attempt):
+    (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "2"]
+    done = subprocess.run(
+        [*command, "python3", str(tmp_path / "program.py")], capture_output=True, text=True, check=False, timeout=150
+    )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "poprun: instance 1 ended with 3; the others were ended."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -29,7 +30,10 @@ if sys.argv[1] != "-":
     heart.move(sys.argv[4], 120, 1842.0)
     heart._beat()
 print("ready", flush=True)
-sys.stdin.read()
+if sys.stdin.readline():
+    attachment.release()
+    print("released", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -133,6 +137,24 @@ def test_a_process_that_ends_between_two_looks_is_shown_as_gone(watcher, hold):
     assert [(each.pid, each.state) for each in watcher.look().processes] == [(process.pid, "gone")]
 
 
+@pytest.mark.parametrize(("later_s", "shown"), [(0, ["gone"]), (11, [])])
+def test_a_process_that_ends_soon_after_it_gave_its_ipus_back_is_shown_as_gone(
+    watcher, hold, monkeypatch, later_s, shown
+):
+    process = hold()
+    watcher.look()
+    process.stdin.write("release\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "released\n"
+    assert watcher.look().processes == ()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + later_s)
+    assert watcher.look().processes == ()
+    process.kill()
+    process.wait()
+    assert [each.state for each in watcher.look().processes] == shown
+
+
 def test_a_process_that_is_stopped_is_stale_after_five_seconds(watcher, hold, tmp_path, monkeypatch):
     process = hold(tmp_path / "a")
     process.send_signal(signal.SIGSTOP)
@@ -142,6 +164,23 @@ def test_a_process_that_is_stopped_is_stale_after_five_seconds(watcher, hold, tm
     (found,) = watcher.look().processes
     assert (found.state, found.samples_per_s, found.waits_for) == ("stale", None, None) and found.silent_s > 5
     process.send_signal(signal.SIGCONT)
+
+
+def test_a_run_of_this_host_is_under_way_as_long_as_its_process_and_another_while_it_tells(hold, tmp_path, monkeypatch):
+    run = tmp_path / "a"
+    process = hold(run)
+    process.send_signal(signal.SIGSTOP)
+    (status,) = heartbeat.read_run(run)
+    elsewhere = dataclasses.replace(status, host=f"not-{status.host}")
+    monkeypatch.setattr(activity, "STALE_S", 0.2)
+    time.sleep(0.5)
+    assert activity.is_under_way(status, time.time()) and not activity.is_under_way(elsewhere, time.time())
+    assert activity.is_under_way(elsewhere, elsewhere.time + 0.1)
+    younger = dataclasses.replace(status, time=status.time - 10**6)
+    assert not activity.is_under_way(younger, time.time()), "its number was given to another process"
+    process.kill()
+    process.wait()
+    assert not activity.is_under_way(status, status.time)
 
 
 def test_a_zombie_is_not_alive_and_pid_1_is(hold):

@@ -108,6 +108,22 @@ def test_a_heart_tells_where_it_is_until_it_stops(tmp_path, environ):
     assert list(tmp_path.rglob("*.json")) == []
 
 
+def test_a_phase_that_is_over_before_the_next_beat_is_told_with_its_moment(tmp_path, environ):
+    heart = Heart(tmp_path, environ=environ)
+    before = time.time()
+    for phase in ("compiling", "compiling", "training", "training"):
+        heart.move(phase)
+    heart.start()
+    found = heartbeat.find(os.getpid(), environ)
+    assert [phase for phase, _ in found.changes] == ["starting", "compiling", "training"]
+    assert before <= found.changes[1][1] <= found.changes[2][1] <= time.time()
+    for _ in range(50):
+        heart.move("saving")
+        heart.move("training")
+    assert len(heart.status().changes) == 16 and heart.status().changes[-1][0] == "training"
+    heart.stop()
+
+
 def test_a_heart_that_stands_still_says_so_once(tmp_path, environ):
     said, told = [], threading.Event()
 
@@ -166,3 +182,15 @@ def test_a_status_with_wrong_types_is_no_status(tmp_path_factory, value):
     path.write_text(json.dumps({**dataclasses.asdict(status(1)), **value}))
     found = heartbeat.read(path)
     assert found is None or (isinstance(found.phase, str) and isinstance(found.step, int))
+
+
+@given(st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda each: st.lists(each, max_size=3)))
+def test_whatever_stands_for_the_changes_those_that_make_sense_are_read(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("status") / "instance-000.json"
+    junk = value if isinstance(value, list) else [value, [value, value], ["training", value]]
+    changes = [*junk, ["training", 10**400], ["training", 1e300], ["compiling", 5]]
+    path.write_text(json.dumps({**dataclasses.asdict(status(1)), "changes": changes}))
+    found = heartbeat.read(path).changes
+    assert found[-1] == ("compiling", 5.0) and all(abs(began) < 1e10 for _, began in found)
+    path.write_text(json.dumps({**dataclasses.asdict(status(1)), "changes": value}))
+    assert isinstance(heartbeat.read(path).changes, tuple)

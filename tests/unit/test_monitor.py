@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import socket
+import subprocess
+import sys
+import time
+
 import pytest
 
-from tf_ipu_dp import activity, cli, explanation, monitor, verdict
+from tf_ipu_dp import activity, cli, explanation, heartbeat, monitor, verdict
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,8 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
         (["--explain=x", "--watch"], "--explain and --watch do not go together. Use --explain alone"),
         (["--report=a.png"], "--report=a.png is drawn from a recording. Add --record=FILE"),
         (["--pid=1"], "--pid=1 says when to end. Use it with --record, --watch or --export"),
+        (["--pid=1", "--run_dir=x", "--watch"], "--pid=1 and --run_dir=x do not go together: use the one"),
+        (["--explain="], "--explain= names nothing: give it a run's folder"),
         (["--events=x"], "Use --health --events=x"),
         (["--wach"], "Did you mean --watch"),
         (["5"], "'5' is not expected here"),
@@ -46,6 +54,39 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
 def test_what_does_not_fit_is_refused_with_what_does(words, sentence):
     with pytest.raises(cli.UsageError, match=sentence):
         monitor.parse(words)
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False), (None, False)])
+def test_a_terminal_that_does_not_say_what_it_is_gets_plain_text(monkeypatch, term, able):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("TERM", raising=False)
+    if term is not None:
+        monkeypatch.setenv("TERM", term)
+    stream = Terminal(io.BytesIO(), encoding="utf-8")
+    assert (monitor._moves_cursor(stream), monitor._look_of(stream).colour) == (able, able)
+
+
+def test_a_run_that_was_stopped_for_long_is_not_over_and_one_that_was_killed_is(tmp_path, monkeypatch, capsys):
+    over = monitor._ending(monitor.parse(["--watch", f"--run_dir={tmp_path}"]))
+    assert "waiting for the run" in capsys.readouterr().err and not over()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (tmp_path / "status").mkdir()
+        status = heartbeat.Status(str(tmp_path), 0, 1, socket.gethostname(), process.pid, time=time.time())
+        heartbeat._replace(heartbeat._path_of(tmp_path, 0), vars(status))
+        monkeypatch.setattr(activity, "STALE_S", 0.2)
+        assert not over()
+        time.sleep(0.5)
+        assert not over()
+        process.kill()
+        process.wait()
+        assert over()
 
 
 def test_runs_of_the_same_name_have_a_sentence_each(monkeypatch):

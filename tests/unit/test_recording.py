@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -116,7 +117,8 @@ def test_a_drawing_has_labelled_axes_and_a_heat_map_for_many_ipus(record):
     labels = [axis.get_ylabel() for axis in few.axes]
     assert labels[:2] == ["utilisation (%)", "power (W)"]
     assert few.axes[2].get_xlabel() == "seconds since 2001-09-09 01:46:40 UTC"
-    assert [text.get_text() for text in few.axes[2].get_legend().get_texts()] == ["compiling", "training"]
+    legend = [text.get_text() for text in few.axes[2].get_legend().get_texts()]
+    assert legend == ["compiling", "training", "a run goes over"]
     assert [text.get_text() for text in few.axes[2].get_yticklabels()] == ["r$1_$ 0"]
     many = recording.make_figure(recording.read(record(*(snapshot(n, ipus=64) for n in range(3)), name="b.jsonl")))
     assert many.axes[0].get_ylabel() == "IPU" and many.axes[-1].get_ylabel().startswith("utilisation (%)")
@@ -136,6 +138,8 @@ def test_every_format_is_written_and_names_are_escaped(record, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     drawing = (tmp_path / "a.SVG").read_text(encoding="utf-8")
     assert ET.fromstring(drawing).tag.endswith("svg")
+    texts = [each.text for each in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"r$1_$ 0", "power (W)", "training"} <= set(texts), "text is text"
     page = recording.render_page(found, drawing)
     assert "&lt;b&gt;ann&lt;/b&gt;" in page and "train\\x1b[31m" in page
     assert not re.search(r"(src|href)=\"http", page), "it loads nothing"
@@ -156,3 +160,66 @@ def test_a_save_of_a_run_is_noted_once(tmp_path):
         recorder.write(activity.Snapshot(seconds, "poplar", (telemetry.Ipu(id=0, pid=7),), (process,)))
     recorder.close()
     assert [len(each["saved"]) for each in recording.read(recorder.path).samples] == [0, 0, 1, 0]
+
+
+def changing(seconds, phase, *changes):
+    found = snapshot(seconds, phase)
+    told = tuple((each, 1e9 + began) for each, began in changes)
+    return dataclasses.replace(found, processes=(dataclasses.replace(found.processes[0], changes=told),))
+
+
+def test_a_compile_between_two_samples_is_in_the_recording_once_and_in_the_report(record):
+    changes = [("starting", -5.0), ("compiling", 0.25), ("training", 0.75), ("saving", 2.5), ("training", 2.625)]
+    path = record(
+        changing(0, "starting", *changes[:1]), changing(1, "training", *changes[:3]),
+        changing(2, "training", *changes[:3]), changing(3, "training", *changes), changing(4, "training", *changes),
+        changing(5, None),
+    )  # fmt: skip
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    assert [[each["phase"] for each in line["changes"]] for line in lines] == [
+        ["starting"], ["compiling", "training"], [], ["saving", "training"], [], [],
+    ]  # fmt: skip
+    assert "changes" not in lines[0]["processes"][0]
+    found = recording.read(path)
+    (band,) = recording._bands(found).values()
+    assert [(round(start - 1e9, 3), round(end - 1e9, 3), phase) for start, end, phase in band] == [
+        (0, 0.25, "starting"), (0.25, 0.75, "compiling"), (0.75, 2.5, "training"), (2.5, 2.625, "saving"),
+        (2.625, 5, "training"),
+    ]  # fmt: skip
+    assert recording.summarise(found)[0]["phases"]["compiling"] == 0.5
+    assert "compiling 0.5 s" in recording.render_page(found, "<svg/>")
+    path.write_text(
+        re.sub(r', "changes": \[.*\]}', ', "saved": 5}', path.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+    older = recording.read(path)
+    assert recording.summarise(older)[0]["phases"] == {"starting": 1.0, "training": 4.0}
+
+
+def test_frequent_saves_do_not_hide_where_a_run_compiled(record):
+    saves = [(phase, 2.0 + n + part) for n in range(50) for phase, part in (("saving", 0.3), ("training", 0.6))]
+    changes = [("starting", -1.0), ("compiling", 0.2), ("training", 0.9), *saves]
+    found = recording.read(record(*(changing(n, "training", *changes) for n in range(60))))
+    marks = recording._changes(recording._bands(found))
+    assert [(round(moment - 1e9, 3), phase) for moment, phase in marks] == [(0.2, "compiling"), (0.9, "training")]
+
+
+def runs_in(*folders):
+    processes = [
+        activity.Process(n, "ann", "x", 1.0, (n,), "running", run_dir=folder, run=folder.rpartition("/")[2], instance=0)
+        for n, folder in enumerate(folders)
+    ]
+    ipus = tuple(telemetry.Ipu(id=n, utilisation_pct=50.0, pid=n) for n in range(len(folders)))
+    return [activity.Snapshot(1e9 + seconds, "poplar", ipus, tuple(processes)) for seconds in range(3)]
+
+
+def test_runs_whose_folders_have_the_same_name_have_a_band_each(record):
+    found = recording.read(record(*runs_in("/x/runs/a", "/y/runs/a", "/y/b", "a")))
+    assert list(recording._bands(found)) == ["x/runs/a 0", "y/runs/a 0", "b 0", "a 0"]
+    assert [row["run"] for row in recording.summarise(found)] == ["x/runs/a", "y/runs/a", "b", "a"]
+
+
+def test_processes_that_are_not_drawn_are_counted(record):
+    figure = recording.make_figure(recording.read(record(*runs_in(*(f"/runs/{n}" for n in range(21))))))
+    bands = next(axis for axis in figure.axes if axis.get_legend())
+    labels = [label.get_text() for label in bands.get_yticklabels()]
+    assert labels[-2:] == ["15 0", "and 5 more"] and len(labels) == 17

@@ -68,6 +68,12 @@ def test_what_belongs_to_a_board_is_shown_once_by_whichever_of_its_ipus_tells_it
     assert text.count("29.6") == text.count("114.7") == 1 and "GCDA" not in text
 
 
+def test_what_belongs_to_a_board_is_shown_once_with_a_device_of_no_known_board_in_its_middle():
+    unknown = dataclasses.replace(IDLE, id=1, board_serial=None, board_temp_c=1.0, board_power_w=2.0)
+    text = screens.render(snapshot(IPU, unknown, dataclasses.replace(IPU, id=2)), screens.Look())
+    assert text.count("29.6") == text.count("114.7") == text.count("0001") == 1
+
+
 def test_every_dash_has_its_reason():
     bare = dataclasses.replace(IPU, clock_mhz=None, board_type=None, session_utilisation_pct=None, power_w=None)
     bare = dataclasses.replace(bare, error_state=None, host_link_errors=None, link_errors=None, user=None)
@@ -156,7 +162,21 @@ def test_a_small_screen_shows_every_busy_ipu_and_names_the_free_ones():
     grid = screens.render_screen(snapshot(*many(64, 64)), screens.Look(120), 30, {}, "", {})
     assert {int(each) for each in re.findall(r"(\d+) +\d+\.\d\b", "\n".join(grid[2:]))} >= set(range(64))
     hopeless = screens.render_screen(snapshot(*many(64, 64)), screens.Look(20), 8, {}, "", {})
-    assert hopeless[2] == "The terminal is too~"
+    assert " ".join(hopeless[1:5]) == "The terminal is too small for so many IPUs; --json has them all."
+    assert hopeless[6].startswith("4711  0 ")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 10), (80, 16), (80, 24), (30, 12), (20, 4), (22, 9), (200, 12)])
+@pytest.mark.parametrize("ipus", [4, 64])
+def test_a_screen_shows_as_many_processes_as_fit_and_counts_the_others(width, height, ipus):
+    runs = [dataclasses.replace(PROCESS, pid=5000 + n) for n in range(14)]
+    shown = screens.render_screen(
+        snapshot(*many(ipus, ipus), processes=runs), screens.Look(width), height, {}, "q quit", {}
+    )
+    listed = sum(row.startswith("50") for row in shown)
+    said = re.fullmatch(r"and (\d+)(?: more)? process(?:es)?", shown[-2])
+    assert listed + (int(said[1]) if said else 0) == 14
+    assert not (said and listed) or "" not in shown, "no line is left empty while something is left out"
 
 
 def test_a_sparkline_has_a_character_per_sample():

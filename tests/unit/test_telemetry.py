@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp import telemetry
+from tf_ipu_dp import activity, telemetry
 from tf_ipu_dp.emulator import gcipuinfo, registry
 
 DEVICE = {
@@ -201,13 +202,13 @@ def test_a_device_that_fails_keeps_its_own_id_and_gets_none_that_is_guessed():
 def test_the_emulators_module_under_the_sdks_name_is_not_taken_for_the_sdk(partition):
     code = (
         "from tf_ipu_dp import emulator, telemetry; emulator.install(); import gcipuinfo\n"
-        "reader = telemetry.open_reader('auto'); print(reader.name, reader.note)\n"
+        "reader = telemetry.open_reader('auto'); print(reader.name, reader.failure, reader.note)\n"
         "try: telemetry.open_reader('poplar')\n"
         "except telemetry.TelemetryError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said = "the emulator stands in for the Poplar SDK in this process"
-    assert done.stdout == f"emulator {said}\n{said}\n"
+    assert done.stdout == f"emulator None {said}\n{said}\n"
 
 
 def test_the_sdk_is_not_asked_more_often_than_it_may_be(monkeypatch):
@@ -312,10 +313,38 @@ def test_without_devices_auto_takes_the_emulator_with_the_reason_and_poplar_refu
     library(text)
     reader = telemetry.open_reader("auto")
     assert reader.name == "emulator" and reader.note.startswith(reason)
+    assert reader.failure == (None if reason == "gcipuinfo finds no IPU" else reader.note)
     assert len(reader.look().ipus) == 8
     with pytest.raises(telemetry.TelemetryError) as caught:
         telemetry.open_reader("poplar")
     assert str(caught.value).startswith(reason)
+
+
+def test_who_is_interrupted_while_the_library_hangs_leaves_no_process_behind(library, tmp_path, monkeypatch):
+    told = tmp_path / "pid"
+    library(f"import os, time; open({str(told)!r}, 'w').write(f'{{os.getpid()}}.'); time.sleep(60)")
+    monkeypatch.setattr(telemetry, "_FIRST_ANSWER_S", 60.0)
+
+    def interrupt(*_):
+        if told.exists() and told.read_text().endswith("."):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            telemetry.Reader("poplar", telemetry._Apart()).look()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not activity.is_alive(int(told.read_text()[:-1]))
+
+
+def test_the_process_that_is_kept_apart_ends_at_once_if_its_parent_has():
+    code = "from tf_ipu_dp import telemetry; telemetry.serve(0)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait(30) == 0
 
 
 def test_a_process_that_tells_nothing_any_more_is_not_called_busy(partition, monkeypatch):

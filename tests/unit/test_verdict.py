@@ -59,6 +59,11 @@ def test_the_instance_whose_input_is_slow_is_named_although_the_others_wait_in_t
     assert "46 % of the training of instance 1 was waiting for samples." in found.sentence
 
 
+def test_an_instance_that_hardly_waits_is_not_told_to_wait_like_the_one_that_does():
+    found = verdict.judge(stretches((0.01, 7.2), (7.3, 0.2)), FACTS)
+    assert "73 % of the training of instance 1 was waiting for samples." in found.sentence
+
+
 def test_input_that_all_wait_for_is_told_of_all():
     found = verdict.judge(stretches((4.0, 0.2), (5.0, 0.1)), FACTS)
     assert (found.kind, found.instance) == ("input", 1)

@@ -18,6 +18,7 @@ import functools
 import os
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.framework import auto_control_deps_utils
@@ -99,7 +100,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             variable.assign(mean)
         return metrics.logs(results)
 
-    return _Execution(model, shape, train, training=True)
+    return _Execution(model, shape, train, "train_step")
 
 
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
@@ -115,7 +116,7 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
         model._test_counter.assign_add(shape.steps)
         return metrics.logs(metrics.exchange("results", [metrics.to_exchange()])[0])
 
-    return _Execution(model, shape, test)
+    return _Execution(model, shape, test, "test_step")
 
 
 def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
@@ -129,6 +130,8 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
                 return _as_replica(model, model.predict_step, next(iterator))
 
         first = step(tf.constant(0))
+        for output in tf.nest.flatten(first):
+            ipu_outfeed_queue.check_feed_type(output.dtype, "A prediction")
         if shape.steps * shape.replicas == 1:
             return first
         stacked = [output[tf.newaxis] for output in tf.nest.flatten(first)]
@@ -139,20 +142,21 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
             stacked = [_interleave(tensor) for tensor in replicas.meet(stacked, tf.stack)]
         return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
 
-    return _Execution(model, shape, predict)
+    return _Execution(model, shape, predict, "predict_step")
 
 
 def reset_metrics(model: Any) -> None:
     """Forgets the metrics of all replicas, as Keras forgets those that it can see."""
-    for _, bank in vars(model).get(_BANKS, {}).values():
-        bank.assign(tf.zeros_like(bank))
+    for variable, bank in vars(model).get(_BANKS, {}).values():
+        bank.assign(tf.broadcast_to(_own_value(variable), bank.shape))
 
 
 class _Execution:
     """A function of an iterator, traced for sliced replicas, or for replicas that run together if they must meet."""
 
-    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any], training: bool = False) -> None:
-        self._model, self._shape, self._body, self._training = model, shape, body, training
+    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, _Metrics], Any], step: str) -> None:
+        """`step` is the name of the model's method that the body calls."""
+        self._model, self._shape, self._body, self._step = model, shape, body, step
         self._program = replicas.Program(shape.replicas)
         self._sliced: Any = None
         self._traced_for: Any = None
@@ -188,7 +192,7 @@ class _Execution:
     def _compile_sliced(self, iterator: Any) -> None:
         if self._sliced is None:
             if self._shape.replicas * self._shape.accumulation > 1 or _spans_instances(self._model):
-                _build(self._model, iterator, self._training)
+                _build(self._model, iterator, self._step)
                 _Metrics(self._model, self._shape, together=False).make_banks()
             self._sliced = tf.function(lambda iterator: self._trace(iterator, together=False), autograph=False)
             # TensorFlow takes all of these functions for one that is traced again and again.
@@ -342,8 +346,15 @@ class _Metrics:
                 shape = [self._shape.replicas, *variable.shape]
                 zeros = functools.partial(tf.keras.initializers.Zeros(), shape, dtype=variable.dtype)
                 bank = tf.Variable(zeros, trainable=False)
+                if tf.executing_eagerly() and np.any(_own_value(variable).numpy()):
+                    bank.assign(tf.broadcast_to(_own_value(variable), shape))
             banks[id(variable)] = (variable, bank)
         return bank
+
+
+def _own_value(variable: Any) -> Any:
+    """Returns a metric's value in this instance; instances add theirs up where it is read otherwise."""
+    return getattr(variable, "_primary", variable).read_value()
 
 
 def step_logs(model: Any) -> ipu_outfeed_queue.IPUOutfeedQueue:
@@ -509,13 +520,18 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         vars(owner)[name] = before
 
 
-def _build(model: Any, iterator: Any, training: bool) -> None:
-    """Makes the variables of model, losses, metrics and optimizer, which the loops have to know from the start."""
-    if not model.built or not _build_metrics(model, iterator.element_spec):
-        # An evaluation step that is traced and never run makes all of them.
-        trial = tf.function(lambda data: _as_replica(model, model.test_step, data))
+def _build(model: Any, iterator: Any, step: str) -> None:
+    """Makes the variables of model, losses, metrics and optimizer, which the loops have to know from the start.
+
+    Of a model that predicts they are its own: it may have no loss, and its metrics have nothing to compare.
+    """
+    predicts = step == "predict_step"
+    if not model.built or not (predicts or _build_metrics(model, iterator.element_spec)):
+        # A step that is traced and never run makes all of them. Evaluation has all but the optimizer's.
+        trial_step = model.predict_step if predicts else model.test_step
+        trial = tf.function(lambda data: _as_replica(model, trial_step, data))
         trial.get_concrete_function(iterator.element_spec)
-    if training:
+    if step == "train_step":
         build_optimizer(model)
         _make_slots(model)
 

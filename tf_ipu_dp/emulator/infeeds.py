@@ -64,14 +64,14 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
 
     def draw() -> List[Any]:
         work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
-        began = waiting.now()
-        # Beside the draw, not before it: the next element may be fetched while the device works.
-        _meter.begin([began, *work])
-        with tf.control_dependencies([began]):
+        asked = waiting.now()
+        # The draw does not wait for the work: the next element may be fetched meanwhile. But this reading of the clock
+        # is traced before the one after the draw, since TensorFlow takes them in the order in which they are traced.
+        began = tf.maximum(asked, waiting.now(work)) if work else asked
+        _meter.begin([began])
+        with tf.control_dependencies([asked]):
             element = _stock[0](iterator, output_types, output_shapes, name=name)
         got = waiting.now(element)
-        if work:
-            began = tf.maximum(began, waiting.now(work))
         _meter.spend(got - began)
         # Before anything is computed from it, which may keep the only thread for long.
         with tf.control_dependencies([_meter.end(element)]):

@@ -31,6 +31,11 @@ def count() -> int:
     return len(_confined[-1]) if _confined else _size()
 
 
+def position() -> int:
+    """Returns the place of this instance among them."""
+    return sorted(_confined[-1]).index(_own_index()) if _confined else _own_index()
+
+
 def members() -> Optional[FrozenSet[int]]:
     """Returns the instances that collectives are confined to, or None. What is traced is traced for them."""
     return _confined[-1] if _confined else None

@@ -271,7 +271,7 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
     given.update(x=dealt.dataset, batch_size=None, steps=dealt.steps)
     with _cut_execution(model, dealt.steps):
         _check_pipeline(model, dealt, training=False)
-        if name == "evaluate" and _tells_each_step(model):
+        if _tells_each_step(model):
             given["callbacks"] = _EachStep(model, given, dealt.steps)
         return _stock[name](model, **given)
 
@@ -334,6 +334,21 @@ class _EachStep(tf.keras.callbacks.CallbackList):  # type: ignore[misc]
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Tells of every step."""
         self._tell(super().on_test_batch_begin, super().on_test_batch_end)
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remembers where the execution begins."""
+        self._first = batch
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tells of every step. Its predictions are a part of the execution's, which are in the order of the steps."""
+        count = local_replicas(self._model)
+        steps = [step for step in range(self._first, batch + 1) for _ in range(count)]
+        outputs = (logs or {}).get("outputs")
+        parts = [tf.split(output, len(steps)) for output in tf.nest.flatten(outputs)]
+        for number, step in enumerate(steps):
+            super().on_predict_batch_begin(step)
+            own = tf.nest.pack_sequence_as(outputs, [part[number] for part in parts])
+            super().on_predict_batch_end(step, {"outputs": own})
 
     def _tell(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
         count = local_replicas(self._model)

@@ -172,6 +172,57 @@ def test_arrays_validation_split_and_weights_are_taken_as_by_stock_keras(scope):
     np.testing.assert_allclose(ours.history["val_loss"], history.history["val_loss"], rtol=1e-5)
 
 
+def unbuilt_sequential():
+    return tf.keras.Sequential([tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)])
+
+
+def features_of(model):
+    return tf.keras.Model(model.input, model.layers[0].output)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: compile_model(make_model()),
+    lambda: compile_model(unbuilt_sequential()),
+    make_model,
+    unbuilt_sequential,
+    lambda: features_of(make_model()),
+], ids=["compiled", "compiled and unbuilt", "never compiled", "never compiled or built", "features"])  # fmt: skip
+def test_a_model_may_predict_before_anything_else(scope, make):
+    with scope(2).scope():
+        model = make()
+        np.testing.assert_allclose(model.predict(X, batch_size=MICRO, verbose=0), model(X), atol=1e-6)
+
+
+class Least(tf.keras.metrics.Metric):
+    """The least that a model has put out."""
+
+    def __init__(self):
+        super().__init__("least")
+        self.value = self.add_weight("value", initializer=tf.keras.initializers.Constant(np.inf))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(tf.minimum(self.value, tf.reduce_min(y_pred)))
+
+    def result(self):
+        return tf.identity(self.value)
+
+    def reset_state(self):
+        self.value.assign(np.inf)
+
+    reset_states = reset_state  # its name in Keras 2.4
+
+
+def test_a_metric_begins_on_every_replica_where_its_reset_puts_it(scope):
+    with scope(2).scope():
+        model = make_model()
+        model.compile(loss="mse", metrics=[Least()], steps_per_execution=2)
+        model.set_replication_options("MEAN")
+        outputs = model(X).numpy().reshape(-1, 2, MICRO, 3)
+        for _ in range(2):
+            _, found = model.evaluate(X, model(X), batch_size=MICRO, verbose=0)
+            np.testing.assert_allclose(found, outputs.min(axis=(0, 2, 3)).mean(), rtol=1e-6)
+
+
 def test_callbacks_are_called_once_per_execution_with_the_steps_of_one_replica(scope):
     calls = []
 
@@ -364,6 +415,19 @@ def test_asynchronous_callbacks_come_for_every_step_of_every_replica(scope, repl
     assert steps == 3 * [(step, ["accuracy", "loss"]) for step in range(8) for _ in range(replicas)]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_asynchronous_callbacks_get_the_predictions_of_every_step_of_every_replica(scope, replicas):
+    told = []
+    tell = tf.keras.callbacks.LambdaCallback()
+    tell.on_predict_batch_end = lambda batch, logs: told.append((batch, logs["outputs"]))
+    with scope(replicas).scope():
+        model = compile_model(make_model(), steps_per_execution=4)
+        model.set_asynchronous_callbacks(True)
+        outputs = model.predict(X, batch_size=MICRO, callbacks=[tell], verbose=0)
+    assert [batch for batch, _ in told] == [step for step in range(16 // replicas) for _ in range(replicas)]
+    np.testing.assert_array_equal(np.concatenate([part for _, part in told]), outputs)
+
+
 def test_one_batch_is_for_one_replica_that_takes_one_step(scope):
     def results(model):
         compile_model(model, "sgd")
@@ -387,10 +451,6 @@ class Unbuilt(tf.keras.Model):
 
     def call(self, inputs):
         return self.out(self.hidden(inputs))
-
-
-def unbuilt_sequential():
-    return tf.keras.Sequential([tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)])
 
 
 @pytest.mark.parametrize("replicas, accumulation", [(1, 1), (1, 2), (2, 1), (2, 2)])

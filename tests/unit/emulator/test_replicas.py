@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_ipu_dp.emulator import keras_names
-from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue, utils
+from tf_ipu_dp.emulator.ipu import ipu_outfeed_queue, ipu_strategy, utils
 from tf_ipu_dp.emulator.ipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops
 
 keras_names.add_to_keras()
@@ -37,6 +37,30 @@ def collect(scope):
 
 def number():
     return tf.cast(replication_ops.replication_index(), tf.float32)
+
+
+def test_a_function_that_programs_call_is_that_of_their_replicas(scope):
+    @tf.function
+    def inner(value):
+        return cross_replica_ops.cross_replica_sum(value)
+
+    def program(value):
+        for _ in tf.range(2):
+            value += inner(value)
+        return value
+
+    assert inner(tf.constant(1.0)).numpy() == 1
+    for replicas in (1, 2, 4, 2):
+        strategy = scope(replicas)
+        assert strategy.run(tf.function(program), args=[tf.constant(1.0)]).numpy() == (1 + replicas) ** 2
+    assert inner.experimental_get_tracing_count() == 4
+
+
+def test_a_function_may_run_on_devices_of_different_size_in_turn(scope):
+    scope([1, 2])
+    function = tf.function(lambda: cross_replica_ops.cross_replica_sum(1.0))
+    small, large = (ipu_strategy.IPUStrategy(f"/device:IPU:{number}") for number in range(2))
+    assert [strategy.run(function).numpy() for strategy in (large, small, large, small)] == [2, 1, 2, 1]
 
 
 def test_sums_means_and_gathers_are_the_same_on_every_replica(collect):

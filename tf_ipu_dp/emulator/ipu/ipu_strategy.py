@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -10,6 +11,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import def_function, function
+
+try:
+    from tensorflow.python.eager.polymorphic_function import function_context
+except ImportError:  # before TensorFlow 2.11
+    function_context = None
 
 from tf_ipu_dp.emulator import infeeds, instances, keras_models, random_numbers, replicas
 from tf_ipu_dp.emulator.ipu import config as ipu_config
@@ -100,6 +106,7 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
     random_numbers.extend_tensorflow()
     infeeds.extend_tensorflow()
     _ignore_compilation()
+    _tell_programs_apart()
     if enable_dataset_iterators:
         ipu_infeed_queue.extend_datasets()
     if enable_keras_extensions:
@@ -144,7 +151,7 @@ def _compile(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
         (tuple(args), kwargs),
     )
-    own = _own_function(fn, system)
+    own = _own_function(fn, system, count)
     program = replicas.Program(own.replicas or count)
     try:
         return _trace(strategy, own.function, args, kwargs, program, check_types)
@@ -152,7 +159,7 @@ def _compile(
         if not program.fitting_replicas:
             raise
     # It turned out to be a pipeline, which takes several IPUs for each replica.
-    own = _own_function(fn, system, anew=True)
+    own = _own_function(fn, system, count, anew=True)
     own.replicas = program.fitting_replicas
     return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
 
@@ -232,11 +239,12 @@ class _Own:
     replicas: int = 0
 
 
-def _own_function(fn: Any, system: Any, anew: bool = False) -> _Own:
+def _own_function(fn: Any, system: Any, ipus: int, anew: bool = False) -> _Own:
     key = (weakref.ref(system), random_numbers.generation(), instances.members())
-    kept = _own_functions.get(fn)
+    of_sizes = _own_functions.setdefault(fn, {})
+    kept: Optional[_Own] = of_sizes.get(ipus)
     if anew or kept is None or kept.key != key:
-        kept = _own_functions[fn] = _Own(fn._clone(None), key)
+        kept = of_sizes[ipus] = _Own(fn._clone(None), key)
     return kept
 
 
@@ -260,6 +268,29 @@ def _ignore_compilation() -> None:
         vars(self)["_jit_compile"] = value
 
     kind._jit_compile = property(get, set_)
+
+
+def _tell_programs_apart() -> None:
+    """Lets a function that a program calls be traced for its replicas, even if it was traced for others before."""
+    owner: Any = function_context or function.Function
+    name = "make_function_context" if function_context else "_cache_key_context"
+    stock = getattr(owner, name)
+    if hasattr(stock, "_ipu_emulator"):
+        return
+
+    @functools.wraps(stock)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        found, program = stock(*args, **kwargs), replicas.current()
+        if program is None or tf.executing_eagerly():
+            return found
+        told = (program.replicas, instances.members())
+        if not function_context:
+            return (*found[:-1], (found[-1], *told))
+        context = found.context
+        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *told)))
+
+    make._ipu_emulator = True  # type: ignore[attr-defined]
+    setattr(owner, name, make)
 
 
 __all__: Tuple[str, ...] = ("IPUStrategy", "IPUStrategyV1")

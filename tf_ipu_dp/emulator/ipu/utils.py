@@ -61,9 +61,11 @@ __all__ = [
 
 
 def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> Any:
-    """Returns the IPUs of a TensorFlow device like `/device:IPU:0`."""
+    """Returns the IPUs of a TensorFlow device like `/device:IPU:0`; of one that spans instances, those of all."""
     del device
-    return np.int64(configured_system().ipus_per_device[int(ipu_device.rsplit(":", 1)[-1])])
+    system = configured_system()
+    processes = system.config.experimental.multi_replica_distribution.process_count or 1
+    return np.int64(processes * system.ipus_per_device[int(ipu_device.rsplit(":", 1)[-1])])
 
 
 class SyntheticDataCategory(enum.Enum):

@@ -6,16 +6,19 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import replicas
+from tf_ipu_dp.emulator import collectives, replicas
 
 
 def cross_replica_sum(x: Any, replica_group_size: Optional[int] = None, name: Optional[str] = None) -> Any:
     """Returns the sum over all replicas, on each; its gradient is the sum of the incoming gradients."""
     check_group(replica_group_size)
+    # Of a custom gradient that is called in a loop TensorFlow may lose the result, when it simplifies the graph.
+    if collectives.count() == 1:
+        return tf.identity(x, name=name)
 
     @tf.custom_gradient
     def reduce(value: Any) -> Any:
-        return replicas.meet([value], replicas.total)[0], lambda dy: replicas.meet([dy], replicas.total)[0]
+        return collectives.meet([value], replicas.total)[0], lambda dy: collectives.meet([dy], replicas.total)[0]
 
     return tf.identity(reduce(tf.convert_to_tensor(x)), name=name)
 
@@ -23,16 +26,19 @@ def cross_replica_sum(x: Any, replica_group_size: Optional[int] = None, name: Op
 def cross_replica_mean(x: Any, replica_group_size: Optional[int] = None, name: Optional[str] = None) -> Any:
     """Returns the mean over all replicas, on each. The SDK has no gradient for it."""
     check_group(replica_group_size)
+    refusal = "cross_replica_mean has no gradient."
+    if collectives.count() == 1:  # as above
+        return tf.raw_ops.PreventGradient(input=x, message=refusal, name=name)
 
     @tf.custom_gradient
     def reduce(value: Any) -> Any:
         def refuse(dy: Any) -> Any:
-            raise LookupError("cross_replica_mean has no gradient.")
+            raise LookupError(refusal)
 
         # Scaled first, so that half precision does not overflow.
-        scaled = value / tf.cast(replicas.count(), value.dtype) if value.dtype.is_floating else value
-        result = replicas.meet([scaled], replicas.total)[0]
-        return (result if value.dtype.is_floating else result // replicas.count()), refuse
+        scaled = value / tf.cast(collectives.count(), value.dtype) if value.dtype.is_floating else value
+        result = collectives.meet([scaled], replicas.total)[0]
+        return (result if value.dtype.is_floating else result // collectives.count()), refuse
 
     return tf.identity(reduce(tf.convert_to_tensor(x)), name=name)
 
@@ -45,12 +51,12 @@ def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
 
 def check_group(size: Optional[int]) -> None:
     """Accepts all replicas as one group; the SDK supports no other."""
-    if not size or size == replicas.count():
+    if not size or size == collectives.count():
         return
-    if size < 0 or replicas.count() % size:
+    if size < 0 or collectives.count() % size:
         raise tf.errors.InvalidArgumentError(
-            None, None, f"replica_group_size={size} does not divide the {replicas.count()} replicas."
+            None, None, f"replica_group_size={size} does not divide the {collectives.count()} replicas."
         )
     raise NotImplementedError(
-        f"replica_group_size={size} of {replicas.count()} replicas: the emulator reduces over all replicas only."
+        f"replica_group_size={size} of {collectives.count()} replicas: the emulator reduces over all replicas only."
     )

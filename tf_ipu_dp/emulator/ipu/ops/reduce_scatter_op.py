@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import replicas
+from tf_ipu_dp.emulator import collectives, replicas
 from tf_ipu_dp.emulator.ipu.ops import all_to_all_op
 
 _REDUCTIONS: Dict[str, Callable[[List[Any]], Any]] = {
@@ -34,7 +34,7 @@ def reduce_scatter(x: Any, replication_factor: int, op: str = "COLLECTIVE_OP_ADD
 def _one(tensor: Any, parts: int, op: str) -> Any:
     if tensor.shape.rank != 1:
         raise ValueError(f"reduce_scatter takes vectors, not rank {tensor.shape.rank}.")
-    reduced = tensor if op == "COLLECTIVE_OP_LOCAL" else replicas.meet([tensor], _REDUCTIONS[op])[0]
+    reduced = tensor if op == "COLLECTIVE_OP_LOCAL" else collectives.meet([tensor], _REDUCTIONS[op])[0]
     length = -(-int(tensor.shape[0]) // parts)
     padded = tf.pad(reduced, [[0, length * parts - int(tensor.shape[0])]])
-    return tf.gather(tf.reshape(padded, [parts, length]), replicas.index())
+    return tf.gather(tf.reshape(padded, [parts, length]), collectives.index())
