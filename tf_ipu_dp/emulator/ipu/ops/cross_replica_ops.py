@@ -12,9 +12,6 @@ from tf_ipu_dp.emulator import collectives, replicas
 def cross_replica_sum(x: Any, replica_group_size: Optional[int] = None, name: Optional[str] = None) -> Any:
     """Returns the sum over all replicas, on each; its gradient is the sum of the incoming gradients."""
     check_group(replica_group_size)
-    # Of a custom gradient that is called in a loop TensorFlow may lose the result, when it simplifies the graph.
-    if collectives.count() == 1:
-        return tf.identity(x, name=name)
 
     @tf.custom_gradient
     def reduce(value: Any) -> Any:
@@ -26,14 +23,11 @@ def cross_replica_sum(x: Any, replica_group_size: Optional[int] = None, name: Op
 def cross_replica_mean(x: Any, replica_group_size: Optional[int] = None, name: Optional[str] = None) -> Any:
     """Returns the mean over all replicas, on each. The SDK has no gradient for it."""
     check_group(replica_group_size)
-    refusal = "cross_replica_mean has no gradient."
-    if collectives.count() == 1:  # as above
-        return tf.raw_ops.PreventGradient(input=x, message=refusal, name=name)
 
     @tf.custom_gradient
     def reduce(value: Any) -> Any:
         def refuse(dy: Any) -> Any:
-            raise LookupError(refusal)
+            raise LookupError("cross_replica_mean has no gradient.")
 
         # Scaled first, so that half precision does not overflow.
         scaled = value / tf.cast(collectives.count(), value.dtype) if value.dtype.is_floating else value
