@@ -411,7 +411,7 @@ def _draw_bands(
         axis.plot(moments, [row for row, _ in saves], linestyle="", marker="v", color="black", markersize=5)
         handles.append(Line2D([], [], linestyle="", marker="v", color="black", markersize=5, label="saved"))
     if marked:
-        handles.append(Line2D([], [], linestyle="--", color="grey", linewidth=0.9, label="a run goes over"))
+        handles.append(Line2D([], [], linestyle="--", color="grey", linewidth=0.9, label="next phase"))
     labels = [*map(screens.printable, bands), *([f"and {left_out:,} more"] if left_out else [])]
     axis.set_yticks(range(len(labels)))
     axis.set_yticklabels(labels, fontsize=8)

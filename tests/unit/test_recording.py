@@ -118,7 +118,7 @@ def test_a_drawing_has_labelled_axes_and_a_heat_map_for_many_ipus(record):
     assert labels[:2] == ["utilisation (%)", "power (W)"]
     assert few.axes[2].get_xlabel() == "seconds since 2001-09-09 01:46:40 UTC"
     legend = [text.get_text() for text in few.axes[2].get_legend().get_texts()]
-    assert legend == ["compiling", "training", "a run goes over"]
+    assert legend == ["compiling", "training", "next phase"]
     assert [text.get_text() for text in few.axes[2].get_yticklabels()] == ["r$1_$ 0"]
     many = recording.make_figure(recording.read(record(*(snapshot(n, ipus=64) for n in range(3)), name="b.jsonl")))
     assert many.axes[0].get_ylabel() == "IPU" and many.axes[-1].get_ylabel().startswith("utilisation (%)")
