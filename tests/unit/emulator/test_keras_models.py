@@ -369,6 +369,15 @@ def test_integers_of_64_bits_cannot_be_fed(scope):
     refuse(scope, tf.errors.FailedPreconditionError, "int64", run=run)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_predictions_of_64_bits_cannot_be_fed_either(scope, replicas):
+    inputs = tf.keras.Input([4])
+    with scope(replicas).scope():
+        model = tf.keras.Model(inputs, tf.argmax(tf.keras.layers.Dense(3)(inputs), -1))
+        with pytest.raises(tf.errors.FailedPreconditionError, match="A prediction cannot carry int64"):
+            model.predict(X, batch_size=MICRO, verbose=0)
+
+
 @pytest.mark.parametrize("format", ["h5", "tf"])
 def test_options_are_saved_with_a_model(scope, tmp_path, format):
     path = str(tmp_path / f"model.{format}")
