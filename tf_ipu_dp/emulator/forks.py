@@ -231,10 +231,6 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
     if "numpy" in sys.modules:  # Python's own generator sees to it itself
         sys.modules["numpy"].random.seed()
     code = _run_to_its_end(words)
-    horovod = sys.modules.get("horovod.tensorflow.mpi_ops")
-    if code and horovod is not None:
-        # Who fails does not say goodbye: the others would fail of it, and might be gone before this process is.
-        atexit.unregister(horovod.shutdown)
     # As the interpreter does it when it ends.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

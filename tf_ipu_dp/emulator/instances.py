@@ -6,13 +6,14 @@ timed: with one that is late, the others wait here.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
-from tf_ipu_dp.emulator import waiting
+from tf_ipu_dp.emulator import stragglers, waiting
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _connected = False
@@ -56,6 +57,9 @@ def connect() -> None:
             else:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             _start(horovod)
+            if stragglers.NAME in os.environ:  # it is poprun's
+                # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
+                atexit.register(_say_leaving, os.getpid())
         if horovod.size() != _size():
             where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
             raise RuntimeError(
@@ -175,6 +179,13 @@ def _start(horovod: Any) -> None:
     for thread in _threads() - before:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, _LEAST_PRIORITY)
+
+
+def _say_leaving(pid: int) -> None:
+    if os.getpid() == pid:  # and not a child's
+        from tf_ipu_dp.emulator import rendezvous
+
+        rendezvous.say_leaving(os.environ, _own_index())
 
 
 def _threads() -> Set[int]:

@@ -186,7 +186,7 @@ def _run(options: poprun_options.Options, job: Job, only: Optional[int]) -> int:
             for each in remote.values():
                 each.wait()
         network = _Network(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
-        server = _start_server(job, everywhere=bool(remote))
+        server = _start_server(job, events, everywhere=bool(remote))
         groups: List[processes.Processes] = []
         for host in job.hosts:
             place = (network.server_of(host), server.port) if server is not None else None
@@ -313,13 +313,13 @@ class _Network:
         return self._interface[host]
 
 
-def _start_server(job: Job, everywhere: bool) -> Optional[rendezvous.Server]:
+def _start_server(job: Job, events: processes.Events, everywhere: bool) -> Optional[rendezvous.Server]:
     """Returns where Horovod's processes find each other. One instance needs no such place."""
     if job.instances == 1:
         return None
     try:
         slots = [(host, job.instances_per_host) for host in job.hosts]
-        return rendezvous.Server(slots, "" if everywhere else hosts.LOOPBACK)
+        return rendezvous.Server(slots, "" if everywhere else hosts.LOOPBACK, on_leaving=events.leaving)
     except ImportError as error:
         raise LayoutError(
             f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "

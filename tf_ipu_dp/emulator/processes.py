@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import itertools
 import os
 import queue
 import select
@@ -67,6 +68,10 @@ class Events:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Tuple[str, Any]] = queue.SimpleQueue()
+
+    def leaving(self, index: int) -> None:
+        """A process is about to end, well or not."""
+        self._queue.put(("leaving", index))
 
     def exited(self, ended: Exit) -> None:
         """A process has ended."""
@@ -277,6 +282,7 @@ class _Watch:
         self._groups, self._events = groups, events
         self._hosts = {index: group.host for group in groups for index in group.indices}
         self._left = set(self._hosts)
+        self._leavers: List[int] = []  # in the order in which they went, or said that they go
         self._failed: List[Exit] = []
         self._failure: Optional[Failure] = None  # that is no exit of a process
         self._ask_at: Optional[float] = None
@@ -286,12 +292,13 @@ class _Watch:
 
     def run(self) -> Optional[Failure]:
         while self._left:
-            times = [at for at in (self._ask_at, self._kill_at) if at is not None]
+            times = [at for at in (self._when_to_ask(), self._kill_at) if at is not None]
             what, value = self._events.next(max(min(times) - time.monotonic(), 0) if times else None)
             if what:
                 getattr(self, f"_{what}")(value)
             now = time.monotonic()
-            if self._ask_at is not None and now >= self._ask_at:
+            ask_at = self._when_to_ask()
+            if ask_at is not None and now >= ask_at:
                 self._ask(signal.SIGTERM, FAILURE_GRACE_S)
             if self._kill_at is not None and now >= self._kill_at:
                 self._send(signal.SIGKILL)
@@ -299,7 +306,8 @@ class _Watch:
         if self._failure is not None or not self._failed:
             return self._failure
         # Nobody kills itself: where one was killed and others failed beside it, these felt the loss.
-        first = next((each for each in self._failed if each.by_signal == signal.SIGKILL), self._failed[0])
+        killed = [each for each in self._failed if each.by_signal == signal.SIGKILL]
+        first = min(killed or self._failed, key=lambda each: self._leavers.index(each.index))
         return Failure(first.status, first, self._hosts[first.index])
 
     def close(self) -> None:
@@ -319,7 +327,22 @@ class _Watch:
                     return  # there is only output left, which nobody takes
                 self._send(signal.SIGKILL)
 
+    def _when_to_ask(self) -> Optional[float]:
+        """Returns when those that are left are asked to end, which may move."""
+        if self._ask_at is None:
+            return None
+        failed = {ended.index for ended in self._failed}
+        earlier = itertools.takewhile(lambda index: index not in failed, self._leavers)
+        # Who began to go before all that have failed is still to show how he ends.
+        is_open = any(index in self._left for index in earlier)
+        return self._ask_at + (FAILURE_GRACE_S if is_open else 0.0)
+
+    def _leaving(self, index: int) -> None:
+        if index not in self._leavers:
+            self._leavers.append(index)
+
     def _exited(self, ended: Exit) -> None:
+        self._leaving(ended.index)
         self._left.discard(ended.index)
         if ended.status and not self._asked:
             self._failed.append(ended)

@@ -2,24 +2,28 @@
 
 poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
 rank and size: then instance 0 serves, at a place that all can work out. Under `mpirun`, and with a Horovod that has
-MPI, nothing of this is needed, unless the user asks for Gloo.
+MPI, nothing of this is needed, unless the user asks for Gloo. At its end an instance says here that it leaves: when it
+has gone the others fail of it, and poprun has to know who was first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import os
 import re
 import socket
 import threading
 import time
 import zlib
-from typing import Any, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.emulator import hosts
 
 PLACE = "IPU_EMULATOR_RENDEZVOUS"
+_LEAVING = "leaving"
+_LEAVING_S = 2.0
 _PATIENCE_S = 60.0
 _FIRST_PORT, _PORTS = 15_000, 17_000  # below those that systems hand out
 # The names that launchers have for the same thing, the more specific ones first.
@@ -39,7 +43,13 @@ _JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_j
 class Server:
     """Horovod's server, in a thread of this process."""
 
-    def __init__(self, slots: Sequence[Tuple[str, int]], address: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Tuple[str, int]],
+        address: str,
+        port: int = 0,
+        on_leaving: Callable[[int], None] = lambda instance: None,
+    ) -> None:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -50,7 +60,14 @@ class Server:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """Says nothing about somebody who hangs up."""
 
-        self._server = Quiet((address, port), RendezvousHandler, 0)
+        class Handler(RendezvousHandler):  # type: ignore[misc]
+            def do_PUT(self) -> None:  # noqa: N802
+                told = re.fullmatch(f"/{_LEAVING}/([0-9]+)", self.path)
+                if told:
+                    on_leaving(int(told[1]))  # before the answer, on which the instance goes
+                super().do_PUT()
+
+        self._server = Quiet((address, port), Handler, 0)
         infos = [HostInfo(host, count) for host, count in slots]
         self._server.init(get_host_assignments(infos, sum(count for _, count in slots)))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -75,6 +92,16 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
+
+
+def say_leaving(environ: Mapping[str, str], instance: int) -> None:
+    """Tells the server that an instance is about to end. Returns when it knows, or cannot be told."""
+    address, port = (environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        server = http.client.HTTPConnection(address, int(port), timeout=_LEAVING_S)
+        with contextlib.closing(server):
+            server.request("PUT", f"/{_LEAVING}/{instance}", b"")
+            server.getresponse().read()
 
 
 def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:

@@ -253,6 +253,34 @@ def test_a_killed_instance_is_the_first_even_if_another_feels_its_loss_at_once(a
     assert process.returncode == 137 and "instance 1 ended with 137 (SIGKILL)" in err
 
 
+LEAVING = """
+import os, socket, sys, time
+from tf_ipu_dp.emulator import rendezvous
+where = "\\0" + os.environ["WHERE"]
+own = socket.socket(socket.AF_UNIX)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    rendezvous.say_leaving(os.environ, 1)
+    own.bind(where)
+    own.listen()
+    other, _ = own.accept()
+    time.sleep(1.0)
+    sys.exit(int(os.environ["STATUS"]))
+while own.connect_ex(where):
+    time.sleep(0.01)
+rendezvous.say_leaving(os.environ, 0)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(("status", "blamed"), [("3", (1, 3)), ("0", (0, 5))])
+def test_who_says_first_that_it_leaves_has_failed_first_if_it_fails_at_all(status, blamed):
+    process = start_instances(2, LEAVING, WHERE=f"{os.getpid()}-{status}", STATUS=status)
+    _, err = process.communicate(timeout=120)
+    instance, code = blamed
+    assert process.returncode == code
+    assert err.splitlines()[-1] == f"poprun: instance {instance} ended with {code}; the others were ended."
+
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
