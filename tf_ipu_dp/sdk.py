@@ -110,10 +110,15 @@ def _why_not_poplar() -> Optional[str]:
 
 def _emulator() -> Sdk:
     from tf_ipu_dp import emulator
+    from tf_ipu_dp.emulator import poplar_flags
 
-    if "--executable_cache_path" in os.environ.get("TF_POPLAR_FLAGS", ""):
+    try:
+        flags = poplar_flags.read(os.environ)
+    except poplar_flags.FlagError as error:
+        raise SdkError(str(error)) from error
+    if "executable_cache_path" in flags:
         print("sdk: the emulator compiles nothing; --executable_cache has no effect on it.", file=sys.stderr)
-    if "--use_synthetic_data" in os.environ.get("TF_POPLAR_FLAGS", ""):
+    if "use_synthetic_data" in flags:
         print("sdk: the emulator makes no data of its own; the host's synthetic data is used.", file=sys.stderr)
     emulator.install()
     return _modules("emulator")

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.ipu import loops
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 
@@ -46,6 +47,13 @@ class Window:
         ]
         if self.count == 1:
             return update(arrived)
+        times = loops.innermost_count()
+        if times is not None and times % self.count:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"{self.count} micro batches are accumulated, which does not divide the loop's {times}.",
+            )
         state = self._state_for(variables)
         position = state.position.read_value()
         reduced = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 
 import pytest
 import tensorflow as tf
@@ -260,6 +261,36 @@ def test_the_ipu_model_takes_no_ids_and_no_distribution(monkeypatch):
         broken(select_ipus=1).configure_ipu_system()
     with pytest.raises(Exception, match="IPU Model"):
         broken(experimental__multi_replica_distribution__process_count=2).configure_ipu_system()
+
+
+def test_an_unknown_flag_ends_the_program_before_anything_is_attached(monkeypatch):
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_modle")
+    with pytest.raises(SystemExit, match="the nearest is --use_ipu_model"):
+        broken(auto_select_ipus=2).configure_ipu_system()
+    assert owners() == []
+
+
+def test_tensorflow_lists_the_devices():
+    assert [device.name for device in tf.config.list_physical_devices("IPU")] == [
+        "/physical_device:IPU:0", "/physical_device:IPU:1",
+    ]  # fmt: skip
+    broken(auto_select_ipus=4).configure_ipu_system()
+    assert [device.name for device in tf.config.list_logical_devices("IPU")] == ["/device:IPU:0"]
+    assert {device.device_type for device in tf.config.experimental.list_physical_devices()} >= {"CPU", "IPU"}
+    assert tf.config.list_physical_devices("CPU") and all(
+        device.device_type == "CPU" for device in tf.config.list_physical_devices("CPU")
+    )
+
+
+def test_on_demand_waits_as_long_as_the_flag_says(monkeypatch):
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--on_demand_device_timeout=0")
+    other = registry.Partition.from_environment(os.environ).attach(count=16)
+    broken(auto_select_ipus=4, device_connection__type=DeviceConnectionType.ON_DEMAND).configure_ipu_system()
+    with pytest.raises(tf.errors.OpError):
+        ipu_config.configured_system().attach()
+    other.release()
+    ipu_config.configured_system().attach()
+    assert len(owners()) == 1
 
 
 def test_on_demand_attaches_at_the_first_use_only():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.ipu import cross_replica_optimizer, optimizers
+from tf_ipu_dp.emulator.ipu import cross_replica_optimizer, loops, optimizers
 from tf_ipu_dp.emulator.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from tf_ipu_dp.emulator.keras_ipu import layers as ipu_layers
 from tf_ipu_dp.emulator.keras_ipu import optimizers as keras_optimizers
@@ -50,6 +50,24 @@ def test_every_fourth_call_updates_with_the_reduced_gradients(method, make):
     stock = steps(make(), [reduced(method, GRADIENTS[:4]), reduced(method, GRADIENTS[4:])])
     np.testing.assert_array_equal(ours[:3], np.tile([1.0, 2.0, 3.0], (3, 1)))
     np.testing.assert_allclose(ours[[3, 7]], stock, rtol=1e-5)
+
+
+@pytest.mark.parametrize("times", [6, 1, np.int64(7)])
+def test_a_loop_that_ends_within_a_window_is_refused(times):
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    optimizer = optimizers.GradientAccumulationOptimizerV2(v1.GradientDescentOptimizer(0.1), 4)
+
+    def train(times):
+        @tf.function
+        def program():
+            loops.repeat(times, lambda: optimizer.apply_gradients([(tf.ones(3), variable)]))
+
+        program()
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match=f"4 micro batches .* loop's {times}"):
+        train(times)
+    train(8)
+    np.testing.assert_allclose(variable, [0.2, 1.2, 2.2], rtol=1e-6)
 
 
 def test_an_optimizer_of_tf1_accumulates_in_a_loop_under_a_strategy(scope):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, List
 
-from tf_ipu_dp.emulator import keras_names
+from tf_ipu_dp.emulator import device_lists, keras_names
 
 _MODULES = (
     "config", "cross_replica_optimizer", "data", "dataset_benchmark", "dataset_extractor", "eager",
@@ -37,3 +37,4 @@ def __dir__() -> List[str]:
 
 
 keras_names.add_to_keras()
+device_lists.add_to_tensorflow()

@@ -8,14 +8,15 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
-from tf_ipu_dp.emulator import cores, infeeds, registry
+from tf_ipu_dp.emulator import cores, infeeds, poplar_flags, registry
 from tf_ipu_dp.emulator.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
-_ON_DEMAND_LIMIT_S = 3600.0
+_ON_DEMAND_LIMIT_MS = 3_600_000
+_UNCONFIGURED_DEVICES = 2  # that the SDK lists before it knows better
 
 
 class SelectionOrder(enum.Enum):
@@ -228,12 +229,12 @@ class ConfiguredSystem:
         """Holds the devices, if that has not been done: when configured, or before the first execution on demand."""
         if not self._attaches or self._attachments:
             return
-        limit_s = _ON_DEMAND_LIMIT_S if self._on_demand else 0.0
+        limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
         try:
             with _driver_errors():
                 partition = registry.Partition.from_environment(os.environ)
                 for request in self._requests:
-                    self._attachments.append(_attach_one(partition, request, limit_s))
+                    self._attachments.append(_attach_one(partition, request, limit_ms / 1000))
         except BaseException:
             self.release()
             raise
@@ -266,6 +267,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
     global _system  # noqa: PLW0603
     if not isinstance(config, IPUConfig):
         raise TypeError(f"configure_ipu_system takes an IPUConfig, not {type(config).__name__}.")
+    _read_flags()
     _check(config)
     if _system is not None:
         if not reset_configuration:
@@ -295,9 +297,22 @@ def get_ipu_config(session: Any = None) -> List[Any]:
     return [_system.config]
 
 
+def count_devices() -> int:
+    """Returns how many IPU devices TensorFlow lists: that there are some does not mean that there is hardware."""
+    return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
+
+
 def running_on_ipu_model() -> bool:
     """Whether TF_POPLAR_FLAGS asks for the vendor's IPU Model."""
     return "--use_ipu_model" in os.environ.get("TF_POPLAR_FLAGS", "")
+
+
+def _read_flags() -> Dict[str, str]:
+    """Returns TF_POPLAR_FLAGS; with flags that are not known the program ends, as it does with the SDK."""
+    try:
+        return poplar_flags.read(os.environ)
+    except poplar_flags.FlagError as error:
+        sys.exit(str(error))
 
 
 def configured_system() -> ConfiguredSystem:

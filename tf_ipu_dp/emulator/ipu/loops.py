@@ -7,6 +7,8 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
+_counts: List[Optional[int]] = []  # of the loops whose bodies are being traced, None where the data decides
+
 
 def repeat(
     n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, use_while_v1: bool = True
@@ -26,16 +28,29 @@ def while_loop(
 ) -> Any:
     """Calls the body as long as the condition, which sees the inputs and not the feed, holds."""
     del use_while_v1
-    return _loop(condition, body, inputs, infeed_queue, limit=maximum_iterations)
+    return _loop(condition, body, inputs, infeed_queue, limit=maximum_iterations, is_counted=False)
 
 
-def _loop(condition: Callable[..., Any], body: Callable[..., Any], inputs: Any, infeed_queue: Any, limit: Any) -> Any:
+def _loop(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    inputs: Any,
+    infeed_queue: Any,
+    limit: Any,
+    is_counted: bool = True,
+) -> Any:
     given = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     start = [tf.convert_to_tensor(value) for value in given]
     _check_signature(body, len(start), infeed_queue)
 
+    known = tf.get_static_value(tf.convert_to_tensor(limit)) if is_counted else None
+
     def step(count: Any, *values: Any) -> List[Any]:
-        outputs = _call(body, values, infeed_queue)
+        _counts.append(known)
+        try:
+            outputs = _call(body, values, infeed_queue)
+        finally:
+            _counts.pop()
         tensors, operations = split_outputs(outputs)
         if len(tensors) != len(start):
             raise TypeError(f"The body of a loop returned {len(tensors)} tensors, but takes {len(start)} inputs.")
@@ -54,6 +69,11 @@ def _loop(condition: Callable[..., Any], body: Callable[..., Any], inputs: Any, 
     if not results:
         return count if tf.executing_eagerly() else count.op
     return results[0] if len(results) == 1 else results
+
+
+def innermost_count() -> Optional[int]:
+    """Returns how often the loop repeats whose body is being traced, where that is known."""
+    return _counts[-1] if _counts else None
 
 
 def split_outputs(outputs: Any) -> Any:

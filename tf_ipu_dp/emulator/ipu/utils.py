@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_ipu_dp.emulator import random_numbers
+from tf_ipu_dp.emulator import poplar_flags, random_numbers
 from tf_ipu_dp.emulator.ipu.config import (
     DeviceConnectionType,
     ExecutionProfileType,
@@ -80,12 +80,9 @@ class SyntheticDataCategory(enum.Enum):
 
 def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bool:
     """Whether TF_POPLAR_FLAGS asks for synthetic data of this kind."""
-    for flag in os.environ.get("TF_POPLAR_FLAGS", "").split():
-        if flag == "--use_synthetic_data":
-            return True
-        if flag.startswith("--synthetic_data_categories="):
-            return synthetic_data_category.name.lower() in flag.split("=", 1)[1].lower().split(",")
-    return False
+    flags = poplar_flags.read(os.environ)
+    categories = flags.get("synthetic_data_categories", "").lower().split(",")
+    return flags.get("use_synthetic_data") == "true" or synthetic_data_category.name.lower() in categories
 
 
 def reset_ipu_seed(

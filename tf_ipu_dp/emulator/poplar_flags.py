@@ -1,0 +1,64 @@
+"""TF_POPLAR_FLAGS as the SDK's TensorFlow reads it: what it does not know ends the program. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Dict, Mapping
+
+NAME = "TF_POPLAR_FLAGS"
+_SWITCHES = (
+    "allow_nans", "disable_poplar_version_check", "dump_schedule_as_dot", "enable_hlo_verifier", "fallback_scheduler",
+    "help", "null_data_feed", "sync_replica_start", "use_ipu_model", "use_on_demand", "use_synthetic_data",
+)  # fmt: skip
+_NUMBERS = (
+    "ipu_model_tiles", "log_cycle_count", "max_compilation_threads", "max_infeed_threads", "on_demand_device_poll_time",
+    "on_demand_device_timeout", "while_loop_brute_force_max_trip_count",
+)  # fmt: skip
+_TEXTS = (
+    "executable_cache_path", "show_progress_bar", "synthetic_data_categories", "synthetic_data_initializer",
+    "tensor_map_file_path",
+)  # fmt: skip
+_KNOWN = (*_SWITCHES, *_NUMBERS, *_TEXTS)
+_CATEGORIES = ("infeed", "outfeed", "seed", "hostembedding", "parameters")
+_PROGRESS = ("true", "false", "auto")
+_INITIALIZER = re.compile("random|uniform|normal|-?[0-9]+")
+
+
+class FlagError(ValueError):
+    """The SDK would end the process."""
+
+
+def read(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the flags by their names; a switch is "true" or "false". Of one that is given twice the last counts."""
+    flags: Dict[str, str] = {}
+    for word in environ.get(NAME, "").split():
+        name, given, value = word[2:].partition("=")
+        if not word.startswith("--") or name not in _KNOWN:
+            near = difflib.get_close_matches(name.lstrip("-"), _KNOWN, 1)
+            advice = f"the nearest is --{near[0]}" if near else "they are " + ", ".join(f"--{each}" for each in _KNOWN)
+            raise FlagError(f"{NAME} has {word}, which the SDK does not know and ends the program for; {advice}.")
+        flags[name] = _check(name, value) if given or name not in _SWITCHES else "true"
+    if "synthetic_data_initializer" in flags and not {"use_synthetic_data", "synthetic_data_categories"} & set(flags):
+        raise FlagError(f"{NAME} has --synthetic_data_initializer without --use_synthetic_data.")
+    return flags
+
+
+def _check(name: str, value: str) -> str:
+    allowed = ""
+    if name in _SWITCHES:
+        value = {"1": "true", "0": "false"}.get(value, value.lower())
+        allowed = "" if value in ("true", "false") else "true or false"
+    elif name in _NUMBERS:
+        allowed = "" if re.fullmatch("-?[0-9]+", value) else "a whole number"
+    elif name == "show_progress_bar":
+        allowed = "" if value in _PROGRESS else ", ".join(_PROGRESS)
+    elif name == "synthetic_data_categories":
+        allowed = "" if set(value.lower().split(",")) <= set(_CATEGORIES) else f"some of {','.join(_CATEGORIES)}"
+    elif name == "synthetic_data_initializer":
+        allowed = "" if _INITIALIZER.fullmatch(value) else "random, uniform, normal or a whole number"
+    elif not value:
+        allowed = "a path"
+    if allowed:
+        raise FlagError(f"{NAME} has --{name}={value}; the SDK takes {allowed}.")
+    return value
