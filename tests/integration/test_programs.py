@@ -56,6 +56,7 @@ CASES = {
         "a computation must be placed on a device",
         "the data have an end",
     ],
+    "tf1_session": ["trained: 14.30 to 3.55"],
     "own_optimizers": ["SGDW: 8 updates", "hyperparameters done", "Clipped: done", "an own minimize is refused"],
     "addons": ["Adam: 40 updates", "LAMB: 32 updates", "SGD agrees with Keras"],
     "popdist_training": ["instance 0 of 1, 2 replicas", "means agree", "sums agree", "done"],

@@ -59,7 +59,7 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
     from tf_ipu_dp.emulator import replicas
 
     program = replicas.current()
-    if program is None or tf.executing_eagerly():
+    if program is None or tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
         return _stock[0](iterator, output_types, output_shapes, name=name)
 
     def draw() -> List[Any]:

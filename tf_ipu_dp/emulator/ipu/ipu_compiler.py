@@ -22,6 +22,8 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
             f"ipu_compiler.compile cannot be emulated on {count} replicas: use strategy.run() with a tf.function."
         )
     ipu_config.configured_system().attach()
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return _in_graph(computation, given)
     made: List[Any] = []
 
     def program(*arguments: Any) -> Any:
@@ -36,3 +38,18 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     if made:
         return list(results)
     return results[0] if tf.executing_eagerly() else results[0].op
+
+
+def _in_graph(computation: Callable[..., Any], inputs: List[Any]) -> Any:
+    """Adds the computation to a graph of TensorFlow 1, as it stands: a session runs it, and has its variables."""
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.use_resource
+    scope.set_use_resource(True)  # others cannot be made within a loop
+    try:
+        with replicas.traced_as(replicas.Program(1)):
+            outputs = computation(*(tf.convert_to_tensor(value) for value in inputs))
+        tensors, operations = loops.split_outputs(outputs)
+        with tf.control_dependencies(operations):
+            return [tf.identity(tensor) for tensor in tensors] or tf.no_op()
+    finally:
+        scope.set_use_resource(before)

@@ -50,8 +50,7 @@ class IPUInfeedQueue:
             else:  # the same one, which traced programs hold
                 self._iterator.restart()
             return tf.no_op()
-        self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
-        return self._graph_iterator.initializer
+        return self._make_graph_iterator().initializer
 
     @property
     def deleter(self) -> Any:
@@ -82,12 +81,20 @@ class IPUInfeedQueue:
 
     def _dequeue(self) -> Any:
         """Returns this replica's next element, in the program that is being traced."""
+        self._dequeued = True
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return self._make_graph_iterator().get_next()  # the session will run the initializer first
         if not self._is_initialised:
             raise tf.errors.FailedPreconditionError(
                 None, None, "The infeed queue has not been initialised: read its `initializer` first."
             )
-        self._dequeued = True
-        return (self._graph_iterator or self._iterator).get_next()
+        return self._iterator.get_next()
+
+    def _make_graph_iterator(self) -> Any:
+        if self._graph_iterator is None:
+            with tf.init_scope():  # out of the loop that is being built
+                self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
+        return self._graph_iterator
 
 
 class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """`tensorflow.python.ipu.optimizers.gradient_accumulation_optimizer`: one update for several micro batches.
 
 On the SDK the compiler looks for a loop of known length around the optimizer, divisible by the micro batches of an
-update, and refuses the program otherwise. Stock TensorFlow cannot be asked for that loop, so this rule is not checked:
-here every A-th call updates, in a loop or not, and the count goes on from one run to the next.
+update, and refuses the program otherwise. Here that is so for the loops of `ipu.loops`; stock TensorFlow cannot be
+asked for others. Every A-th call updates, in a loop or not, and the count goes on from one run to the next.
 """
 
 from __future__ import annotations
