@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http
 import http.client
 import os
 import re
@@ -66,6 +67,25 @@ class Server:
                 if told:
                     on_leaving(int(told[1]))  # before the answer, on which the instance goes
                 super().do_PUT()
+
+            def do_DELETE(self) -> None:  # noqa: N802
+                """Forgets the addresses of a circle when all of it have met: they may meet anew, at others.
+
+                Horovod's own handler forgets with them who else has met. Where circles meet at the same time, some are
+                never forgotten then, and at the next meeting instances look for each other where nobody is.
+                """
+                scope, _, key = self.path.lstrip("/").partition("/")
+                if scope not in self.server.scope_size:
+                    super().do_DELETE()
+                    return
+                with self.server.finished_list_lock, self.server.cache_lock:
+                    met = self.server.finished_list[scope]
+                    if key not in met:
+                        met.append(key)
+                    if len(met) == self.server.scope_size[scope]:
+                        met.clear()
+                        self.server.cache.pop(scope, None)
+                self.send_status_code(http.HTTPStatus.OK)
 
         self._server = Quiet((address, port), Handler, 0)
         infos = [HostInfo(host, count) for host, count in slots]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 
 import pytest
@@ -116,3 +118,43 @@ def test_an_instance_0_that_does_not_come_is_not_waited_for_for_ever(monkeypatch
     monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.3)
     with pytest.raises(RuntimeError, match=r"Instance 0 did not answer at 127\.0\.0\.1 port 1 within"):
         rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": "127.0.0.1:1"}, 1, 2)
+
+
+def ask(server, method, path, body=None):
+    connection = http.client.HTTPConnection(hosts.LOOPBACK, server.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_addresses_are_forgotten_when_all_have_met_even_if_circles_meet_at_the_same_time():
+    circles = [("global", 4), ("local_a", 2), ("local_b", 2), ("cross_0", 2), ("cross_1", 2)]
+    server = rendezvous.Server([("a", 2), ("b", 2)], hosts.LOOPBACK)
+    try:
+        for _ in range(2):  # meetings
+            for circle, size in circles:
+                for rank in range(size):
+                    assert ask(server, "PUT", f"/{circle}/{rank}", b"address")[0] == 200
+            for rank in range(4):
+                for circle, size in circles:
+                    if rank < size:
+                        assert ask(server, "GET", f"/{circle}/0") == (200, b"address")
+                        assert ask(server, "DELETE", f"/{circle}/{rank}")[0] == 200
+            assert all(ask(server, "GET", f"/{circle}/0")[0] == 404 for circle, _ in circles)
+    finally:
+        server.stop()
+
+
+def test_who_leaves_is_told_before_it_is_answered():
+    told = []
+    server = rendezvous.Server([("a", 2)], hosts.LOOPBACK, on_leaving=told.append)
+    environ = rendezvous.variables(hosts.LOOPBACK, server.port, "lo", "a")
+    try:
+        rendezvous.say_leaving(environ, 1)
+        assert told == [1]
+    finally:
+        server.stop()
+    rendezvous.say_leaving(environ, 0)  # nobody is there any more
+    rendezvous.say_leaving({}, 0)
+    assert told == [1]
