@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp.emulator import placement, processes, stragglers
+from tf_ipu_dp.emulator import placement, processes, registry, stragglers
 
 LOOPBACK = "127.0.0.1"
 REPORT = "IPU_EMULATOR_REPORT"
@@ -75,14 +75,17 @@ class HostJob:
     numa: bool
     server: Optional[Tuple[str, int]] = None  # where the instances meet
     own_name: str = ""  # that the machine takes for the job, where another has the same
+    ipus: int = 0  # of the whole job; 0 where none are to be kept for it
 
     def commands(self, environ: Mapping[str, str]) -> Dict[int, processes.Command]:
-        """Returns the processes, with this machine's cores divided between them."""
+        """Returns the processes, with this machine's cores divided between them, and IPUs that are kept for them."""
+        block = registry.Partition.from_environment({**environ, **self.environ}).keep(self.ipus) if self.ipus else None
+        kept = {registry.BLOCK: registry.render_block(block)} if block else {}
         places = placement.place(placement.read_nodes(self.numa), len(self.instances))
         return {
             index: processes.Command(
                 self.program,
-                {**place.variables(), **environ, **self.environ, **own},
+                {**place.variables(), **environ, **self.environ, **own, **kept},
                 self.directory,
                 place.cpus,
             )
@@ -109,7 +112,7 @@ def forwarded(environ: Mapping[str, str], extra: Sequence[str]) -> Dict[str, str
 
 def own_environment() -> Dict[str, str]:
     """Returns this process's environment, without what concerns only itself."""
-    return {name: value for name, value in os.environ.items() if name not in (REPORT, stragglers.NAME)}
+    return {name: value for name, value in os.environ.items() if name not in (REPORT, stragglers.NAME, registry.BLOCK)}
 
 
 def is_here(host: str) -> bool:
@@ -411,9 +414,12 @@ class _Agent:
                 "Give them different names."
             )
             return
-        self._group = processes.Group("", job.commands(own_environment()), self, self)
         try:
+            self._group = processes.Group("", job.commands(own_environment()), self, self)
             self._group.start()
+        except registry.RegistryError as error:
+            self._refuse(f"{error}.")
+            return
         except OSError as error:
             self._refuse(f"{job.program[0]} cannot be started ({error.strerror}).")
             return

@@ -271,7 +271,8 @@ def _host_job(
         instance: {**job.variables(instance), "IPUOF_VIPU_API_GCD_ID": str(instance)} for instance in job.on_host(host)
     }
     numa = options.text("process-placement", "spreadnuma") != "disabled" and options.says("numa-aware") is not False
-    return hosts.HostJob(list(options.program), str(Path.cwd()), given, instances, numa)
+    ipus = 0 if options.says("offline-mode") else job.ipus
+    return hosts.HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus)
 
 
 def _partition_variables(options: poprun_options.Options) -> Dict[str, str]:

@@ -3,7 +3,8 @@
 A directory in the user's runtime directory stands for the partition. Every attachment is a file that its owner keeps
 locked; the kernel drops the lock when the owner ends, however it ends, so a dead owner's IPUs are free at once. Changes
 are made under one lock of the whole partition, so that askers see each other's attachments whole or not at all. Once a
-second an owner tells in its file that it is alive and what its IPUs have done.
+second an owner tells in its file that it is alive and what its IPUs have done. poprun keeps a block of IPUs for its
+instances in the same way, so that jobs beside each other get different ones.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 DEFAULT_IPUS = 64
 BEAT_S = 1.0
+BLOCK = "IPU_EMULATOR_BLOCK"
 _LOCK = "partition.lock"
 _MOST_OWNER_BYTES = 1 << 23
 _LOCK_LIMIT_S = 10.0
@@ -213,6 +215,7 @@ class _Pulse:
         """Lets a forked process begin anew: the thread and the attachments are its parent's."""
         self.__init__()  # type: ignore[misc]
         _HELD.clear()
+        _KEPT.clear()
 
     def _run(self) -> None:
         while not self._stopped.wait(BEAT_S):
@@ -229,6 +232,7 @@ class _Pulse:
 # What this process holds. A POSIX lock is dropped when its owner closes any handle of the file, so own files are never
 # opened again; and unlike flock it is not inherited by forked workers, which may outlive the owner.
 _HELD: Dict[Path, Attachment] = {}
+_KEPT: Dict[Path, Tuple[range, int]] = {}  # blocks, with the handles of their files
 _NUMBERS = itertools.count()
 _PULSE = _Pulse()
 atexit.register(_PULSE.stop)
@@ -238,8 +242,9 @@ os.register_at_fork(after_in_child=_PULSE.forget)
 class Partition:
     """The emulated IPUs of this user on this machine."""
 
-    def __init__(self, size: int, folder: Path) -> None:
+    def __init__(self, size: int, folder: Path, block: range = range(0)) -> None:
         self.size, self.folder = size, folder
+        self.block = block  # that is kept for this process's job, if it is poprun's
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Partition:
@@ -251,7 +256,8 @@ class Partition:
             )
         explicit = environ.get("IPU_EMULATOR_DIR")
         base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        return cls(int(text), Path(explicit) if explicit else Path(base) / f"ipu_emulator-{os.getuid()}")
+        folder = Path(explicit) if explicit else Path(base) / f"ipu_emulator-{os.getuid()}"
+        return cls(int(text), folder, _parse_block(environ.get(BLOCK, "")))
 
     def devices(self) -> List[Device]:
         """Returns all devices in the order of their ids: single IPUs first, then pairs, fours and so on."""
@@ -277,12 +283,30 @@ class Partition:
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
             held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
-            free = [device for device in wanted if held.isdisjoint(device.ipus)]
+            kept = set(self._read_blocks()) - set(self.block) if device_id is None else set()
+            free = [device for device in wanted if (held | kept).isdisjoint(device.ipus)]
+            free.sort(key=lambda device: device.ipus[0] not in self.block)  # and else in their order
             if not free:
+                others = f", {len(kept - held)} kept for other jobs" if kept - held else ""
                 raise DeviceBusyError(
-                    f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes"
+                    f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes{others}"
                 )
             return self._hold(free[0], replicas=len(free[0].ipus))
+
+    def keep(self, count: int) -> Optional[range]:
+        """Keeps the first free block of so many IPUs for a job while this process lives; None where there is none."""
+        with self.locked():
+            taken = {ipu for holding in self._read() for ipu in holding.owner.ipus} | set(self._read_blocks())
+            blocks = (range(first, first + count) for first in range(0, self.size - count + 1, count))
+            block = next((block for block in blocks if taken.isdisjoint(block)), None)
+            if block is None:
+                return None
+            path = self.folder / f"job-{os.getpid()}-{next(_NUMBERS)}"
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(handle, render_block(block).encode(), 0)
+            _KEPT[path] = (block, handle)
+            return block
 
     def owners(self) -> List[Owner]:
         """Returns who holds IPUs now. The files of owners that have ended are removed."""
@@ -340,8 +364,20 @@ class Partition:
                 found.append(holding)
         return found
 
+    def _read_blocks(self) -> Iterator[int]:
+        for path in sorted(self.folder.glob("job-*")):
+            if path in _KEPT:
+                yield from _KEPT[path][0]
+            else:
+                content = self._read_locked(path)
+                yield from _parse_block((content or b"").decode("ascii", "replace"))
+
     def _read_foreign(self, path: Path) -> Optional[Holding]:
-        """Reads another process's attachment, or clears it away when that process has ended."""
+        content = self._read_locked(path, lambda found: _parse(path, found))
+        return None if content is None else _parse(path, content)
+
+    def _read_locked(self, path: Path, check: Callable[[bytes], Any] = bytes) -> Optional[bytes]:
+        """Reads another process's file, or clears it away when that process has ended; `check` refuses strange ones."""
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
@@ -353,10 +389,10 @@ class Partition:
             try:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                return _parse(path, os.read(handle, _MOST_OWNER_BYTES))
+                return os.read(handle, _MOST_OWNER_BYTES)
             content = os.read(handle, _MOST_OWNER_BYTES)
             if content:  # else its owner ended before it wrote
-                _parse(path, content)  # reports what is not ours instead of deleting it
+                check(content)  # reports what is not ours instead of deleting it
             path.unlink()
             return None
         finally:
@@ -374,6 +410,16 @@ def _lock_in_time(handle: int, path: Path) -> None:
             if time.monotonic() >= deadline:
                 raise RegistryError(f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s; end who holds it") from error
             time.sleep(_LOCK_POLL_S)
+
+
+def render_block(block: range) -> str:
+    """Returns what BLOCK says of a block of IPUs."""
+    return f"{block.start}-{block.stop - 1}"
+
+
+def _parse_block(text: str) -> range:
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else range(0)
 
 
 def _parse(path: Path, content: bytes) -> Holding:

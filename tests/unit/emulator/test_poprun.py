@@ -281,6 +281,23 @@ def test_who_says_first_that_it_leaves_has_failed_first_if_it_fails_at_all(statu
     assert err.splitlines()[-1] == f"poprun: instance {instance} ended with {code}; the others were ended."
 
 
+DEVICES = """
+import popdist, time
+print(popdist.getDeviceId(), flush=True)
+time.sleep(300 * popdist.getInstanceIndex())
+"""
+
+
+def test_jobs_beside_each_other_have_different_ipus(tmp_path):
+    partition = {"IPU_EMULATOR_DIR": str(tmp_path / "partition"), "IPU_EMULATOR_IPUS": "8"}
+    jobs = [start_instances(2, DEVICES, **partition) for _ in range(4)]
+    found = [[int(job.stdout.readline().split(":")[1]) for _ in range(2)] for job in jobs]
+    for job in jobs:
+        job.kill()
+        job.communicate()
+    assert sorted(map(sorted, found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

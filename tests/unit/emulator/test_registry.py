@@ -37,14 +37,22 @@ def partition(environ):
     return registry.Partition.from_environment(environ)
 
 
+KEEP = """
+import os, sys
+from tf_ipu_dp.emulator import registry
+print(registry.Partition.from_environment(os.environ).keep(int(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
 def hold(environ):
     """Starts a process that holds so many IPUs until its standard input is closed."""
     processes = []
 
-    def start(count):
+    def start(count, program=HOLD):
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", program, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, **environ},
         )  # fmt: skip
         processes.append(process)
@@ -67,6 +75,26 @@ def test_devices_are_single_ipus_then_aligned_groups_of_powers_of_two(partition)
 def test_what_the_partition_does_not_have_is_refused_as_such(partition, request_):
     with pytest.raises(registry.NoSuchDeviceError, match="16 IPUs, in devices of 1, 2, 4, 8, 16"):
         partition.attach(**request_)
+
+
+def test_what_is_kept_for_a_job_is_the_job_s_until_its_keeper_ends(partition, environ, hold):
+    keeper = hold(4, KEEP)
+    assert keeper.stdout.readline() == "range(0, 4)\n"
+    assert partition.keep(4) == range(4, 8) and partition.keep(32) is None and partition.keep(16) is None
+    outsider = partition.attach(count=2)
+    assert outsider.device.ipus == (8, 9)
+    with pytest.raises(registry.DeviceBusyError, match=r"2 of the partition's 16 IPUs are held .*, 8 kept for other"):
+        partition.attach(count=8)
+    own = registry.Partition.from_environment({**environ, registry.BLOCK: "0-3"})
+    members = [own.attach(count=1), own.attach(count=2), own.attach(count=4)]
+    assert [member.device.ipus for member in members] == [(0,), (2, 3), (12, 13, 14, 15)]
+    for attachment in (*members, outsider):
+        attachment.release()
+    keeper.kill()
+    keeper.wait()
+    last = partition.attach(count=2)
+    assert last.device.ipus == (0, 1)
+    last.release()
 
 
 def test_attached_ipus_are_held_until_they_are_released(partition):

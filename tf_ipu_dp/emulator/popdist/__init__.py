@@ -95,7 +95,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:  # noqa: N802, N803
     """Returns the id of the device that this instance has to attach."""
     width = getNumLocalReplicas() * (ipusPerReplica or getNumIpusPerReplica())
     partition = registry.Partition.from_environment(os.environ)
-    return partition.find(count=width)[getInstanceIndex()].id
+    return partition.find(count=width)[partition.block.start // width + getInstanceIndex()].id
 
 
 def execute_on_instances(
