@@ -13,9 +13,10 @@ import contextlib
 import dataclasses
 import gc
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 
 class ReplicasMustMeetError(RuntimeError):
@@ -152,11 +153,22 @@ class Meeting:
 
     def handles(self) -> Dict[int, List[Any]]:
         """Returns for each stand-in's handle the handle of each replica."""
+        return self._table(self._up, self._down)
+
+    def make_handles(self, captured: Set[int]) -> Tuple[Dict[int, List[Any]], List[Any]]:
+        """Returns the same with queues of a graph's own, and these queues; none for a meeting that is not captured."""
+        if handle_id(self._own_down.queue_ref) not in captured:
+            return {}, []
+        with tf.init_scope():
+            up, down = ([self._queue() for _ in range(self._replicas)] for _ in range(2))
+        return self._table(up, down), [*up, *down]
+
+    def _table(self, up: List[Any], down: List[Any]) -> Dict[int, List[Any]]:
         table = {
-            handle_id(self._own_up.queue_ref): [queue.queue_ref for queue in self._up],
-            handle_id(self._own_down.queue_ref): [queue.queue_ref for queue in self._down],
+            handle_id(self._own_up.queue_ref): [queue.queue_ref for queue in up],
+            handle_id(self._own_down.queue_ref): [queue.queue_ref for queue in down],
         }
-        for stand_in, queue in zip((*self._all_up, *self._all_down), (*self._up, *self._down)):
+        for stand_in, queue in zip((*self._all_up, *self._all_down), (*up, *down)):
             table[handle_id(stand_in.queue_ref)] = [queue.queue_ref] * self._replicas
         return table
 
@@ -220,10 +232,8 @@ class TogetherFunction:
         errors: List[BaseException] = []
 
         def run(replica: int) -> None:
-            own = [[table.get(handle_id(one), [one] * (replica + 1))[replica] for one in group]
-                   for group in (tensors, captured)]  # fmt: skip
             try:
-                results[replica] = self.concrete._call_flat(own[0], own[1])
+                results[replica] = self._call(replica, tensors, captured, table)
             except BaseException as error:
                 errors.append(error)
                 for meeting in self._meetings():
@@ -243,21 +253,68 @@ class TogetherFunction:
         self._left = {handle_id(one): _read(one) for one in captured if handle_id(one) in self._copies}
         return results[0]
 
+    def call_in_graph(self, tensors: Sequence[Any]) -> Any:
+        """Makes a run of all replicas a part of the graph around it. Every run begins with replica 0's variables."""
+        captured = self.concrete.captured_inputs
+        table, queues, copies = self._dealt(tensors), [], []
+        for meeting in self._meetings():
+            handles, own_queues = meeting.make_handles({handle_id(one) for one in captured})
+            table.update(handles)
+            queues += own_queues
+        for handle in captured:
+            if handle_id(handle) not in table and _is_variable(handle):
+                value = _read(handle)
+                with tf.init_scope():  # in which a function that is traced still forbids a tf.Variable
+                    zeros = tf.zeros(value.shape, value.dtype)
+                    own = [resource_variable_ops.ResourceVariable(zeros) for _ in range(1, self._program.replicas)]
+                for copy in own:
+                    copy.assign(value)
+                table[handle_id(handle)] = [handle, *(copy.handle for copy in own)]
+                copies += own
+        for queue in queues:  # a run that failed may have left something
+            tf.cond(queue.size() > 0, lambda queue=queue: tf.group(queue.dequeue()), tf.no_op)
+        structure: List[Any] = []
+
+        def run() -> List[Any]:
+            results = [self._call(replica, tensors, captured, table) for replica in range(self._program.replicas)]
+            structure.append(results[0])
+            graph = tf.compat.v1.get_default_graph()
+            calls = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
+            graph.control_outputs.extend(calls)  # they are run even if nobody wants the results
+            with tf.control_dependencies(calls):
+                return [tf.identity(leaf) for leaf in _leaves(results[0])]
+
+        # A function of the old kind: in others TensorFlow would let the replicas run one after the other.
+        together = tf.compat.v1.wrap_function(run, [])
+        graph = tf.compat.v1.get_default_graph()
+        needed = (self, together, queues, copies)  # as long as the graph is
+        graph._ipu_replicas = [*getattr(graph, "_ipu_replicas", []), needed]
+        leaves = iter(together())
+        return tf.nest.map_structure(lambda leaf: next(leaves) if tf.is_tensor(leaf) else leaf, structure[0])
+
+    def _call(self, replica: int, tensors: Sequence[Any], captured: Sequence[Any], table: Dict[int, List[Any]]) -> Any:
+        own = [[table.get(handle_id(one), [one] * (replica + 1))[replica] for one in group]
+               for group in (tensors, captured)]  # fmt: skip
+        return self.concrete._call_flat(own[0], own[1])
+
     def _meetings(self) -> List[Meeting]:
         return _meetings.get(self._program.replicas, [])
 
     def _handles(self, tensors: Sequence[Any]) -> Dict[int, List[Any]]:
         """Returns what each replica gets in place of a handle, with fresh copies of the host's variables."""
-        table: Dict[int, List[Any]] = {}
-        for handle in (*tensors, *self.concrete.captured_inputs):
-            if handle_id(handle) in _dealt_handles:
-                table[handle_id(handle)] = _dealt_handles[handle_id(handle)]
+        table = self._dealt(tensors)
         for meeting in self._meetings():
             table.update(meeting.handles())
         for handle in self.concrete.captured_inputs:
             if handle_id(handle) not in table and _is_variable(handle):
                 table[handle_id(handle)] = [handle, *self._copies_of(handle)]
-        table[handle_id(self._numbers[0].handle)] = [variable.handle for variable in self._numbers]
+        return table
+
+    def _dealt(self, tensors: Sequence[Any]) -> Dict[int, List[Any]]:
+        table = {handle_id(self._numbers[0].handle): [variable.handle for variable in self._numbers]}
+        for handle in (*tensors, *self.concrete.captured_inputs):
+            if handle_id(handle) in _dealt_handles:
+                table[handle_id(handle)] = _dealt_handles[handle_id(handle)]
         return table
 
     def _copies_of(self, handle: Any) -> List[Any]:
@@ -313,6 +370,10 @@ def _read(handle: Any) -> Any:
 def handle_id(tensor: Any) -> int:
     """Returns the number by which TensorFlow knows an eager tensor."""
     return int(tensor._id)
+
+
+def _leaves(structure: Any) -> List[Any]:
+    return [leaf for leaf in tf.nest.flatten(structure) if tf.is_tensor(leaf)]
 
 
 def _as_list(value: Any) -> List[Any]:

@@ -65,6 +65,78 @@ def test_a_function_may_run_on_devices_of_different_size_in_turn(scope):
     assert [strategy.run(function).numpy() for strategy in (large, small, large, small)] == [2, 1, 2, 1]
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_run_inside_a_function_trains_as_a_run_of_the_function(scope, replicas):
+    strategy = scope(replicas)
+
+    def make():
+        with strategy.scope():
+            layer = tf.keras.layers.Dense(1, kernel_initializer="ones")
+            normal = tf.keras.layers.BatchNormalization()
+            model = tf.keras.Sequential([tf.keras.Input([3]), layer, normal])
+            optimizer = tf.keras.optimizers.SGD(0.02, momentum=0.5)
+            feed, queue = iter(data()), ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def program(steps):
+            for _ in tf.range(steps):
+                x, y = next(feed)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+                queue.enqueue(loss)
+            return {"last": loss, "name": None}
+
+        return model, queue, program
+
+    steps = tf.constant(3)
+    model, queue, program = make()
+    inside = tf.function(lambda: strategy.run(program, args=(steps,)))
+    other_model, other_queue, other_program = make()
+    whole = tf.function(other_program)
+    for _ in range(3):
+        found, expected = inside(), strategy.run(whole, args=(steps,))
+        assert found["name"] is None
+        np.testing.assert_allclose(found["last"], expected["last"], rtol=1e-5)
+    np.testing.assert_allclose(queue.dequeue(), other_queue.dequeue(), rtol=1e-4)
+    for own, other in zip(model.variables, other_model.variables):
+        np.testing.assert_allclose(own, other, rtol=1e-4)
+
+
+def test_a_run_inside_a_function_happens_even_if_it_returns_nothing(scope):
+    strategy, variable, queue = scope(4), tf.Variable(0.0), ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def program():
+        variable.assign_add(number() + 1)
+        queue.enqueue(number())
+
+    def twice():
+        strategy.run(program)
+        strategy.run(lambda: variable.assign_add(10.0))
+
+    function = tf.function(twice)
+    for _ in range(3):
+        function()
+    assert variable.numpy() == 33 and queue.dequeue().numpy().tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_run_inside_a_function_that_fails_leaves_nothing_behind(scope):
+    strategy, is_wrong = scope(4), tf.Variable(0.0)
+
+    def program(value):
+        total = cross_replica_ops.cross_replica_sum(value)
+        tf.debugging.assert_less(number() * is_wrong, 2.5)
+        return cross_replica_ops.cross_replica_sum(total + number())
+
+    function = tf.function(lambda value: strategy.run(program, args=(value,)))
+    assert function(1.0) == 22
+    is_wrong.assign(1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        function(2.0)
+    is_wrong.assign(0.0)
+    assert [float(function(value)) for value in (1.0, 2.0, 3.0)] == [22, 38, 54]
+
+
 def test_sums_means_and_gathers_are_the_same_on_every_replica(collect):
     found = collect(
         4,

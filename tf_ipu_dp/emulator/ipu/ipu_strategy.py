@@ -117,11 +117,28 @@ def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -
     """Runs a function as a part of the graph around it."""
     by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
     if replicas.current() is None and not by_keras and strategy.ipus() > 1:
-        raise NotImplementedError(
-            "strategy.run() inside a tf.function cannot be emulated on more than one replica: "
-            "give the whole tf.function to strategy.run()."
-        )
+        return _run_together_in_graph(strategy, fn, tuple(args), kwargs or {})
     return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
+
+
+@tf.autograph.experimental.do_not_convert
+def _run_together_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise NotImplementedError(
+            "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
+        )
+    _refuse_concrete(fn, strategy.ipus())
+    ipu_config.configured_system().attach()
+    with strategy.scope():
+        program = replicas.Program(strategy.ipus())
+        try:
+            together = _make_together(strategy, as_function(fn)._clone(None), args, kwargs, program)
+        except Exception:
+            if not program.fitting_replicas:
+                raise
+            fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
+            together = _make_together(strategy, as_function(fn)._clone(None), args, kwargs, fitting)
+        return together.call_in_graph(_split(args, kwargs)[0])
 
 
 def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool) -> Any:
@@ -140,11 +157,7 @@ def _compile(
 ) -> Callable[[], Any]:
     count = strategy.ipus()
     if isinstance(fn, _CONCRETE):
-        if count > 1:
-            raise NotImplementedError(
-                f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
-                "Give the tf.function itself to strategy.run()."
-            )
+        _refuse_concrete(fn, count)
         return lambda: _as_replica(strategy, fn, args, kwargs)
     # An array is data, as it is for a tf.function: not an object that the program would be traced for.
     args, kwargs = tf.nest.map_structure(
@@ -186,30 +199,49 @@ def _trace(
 def _trace_together(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
 ) -> Callable[[], Any]:
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
-    tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
-    others = [leaf for leaf, given in zip(leaves, is_tensor) if not given]
+    tensors, others, _ = _split(args, kwargs)
     structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
     specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
     values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
     key = (id(fn), repr(structure), specs, values, instances.members())
     if key not in strategy.together:
-        template = (args, kwargs)
-
-        def call(*inputs: Any) -> Any:
-            given, kept = iter(inputs), iter(others)
-            flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
-            own_args, own_kwargs = tf.nest.pack_sequence_as(template, flat, expand_composites=True)
-            results = _as_replica(strategy, fn, own_args, own_kwargs)
-            return None if isinstance(results, tf.Operation) else results
-
-        together = replicas.TogetherFunction(call, tensors, program)
+        together = _make_together(strategy, fn, args, kwargs, program)
         if check_types:
             _check_types(together.concrete)
         # What the key names by its id is kept alive with it.
         strategy.together[key] = (together, fn, others)
     return lambda: strategy.together[key][0](tensors)
+
+
+def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], List[bool]]:
+    """Returns what among the arguments are tensors, what are other things, and which are which."""
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+    is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
+    tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
+    return tensors, [leaf for leaf, given in zip(leaves, is_tensor) if not given], is_tensor
+
+
+def _make_together(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program
+) -> replicas.TogetherFunction:
+    tensors, others, is_tensor = _split(args, kwargs)
+
+    def call(*inputs: Any) -> Any:
+        given, kept = iter(inputs), iter(others)
+        flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
+        own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
+        results = _as_replica(strategy, fn, own_args, own_kwargs)
+        return None if isinstance(results, tf.Operation) else results
+
+    return replicas.TogetherFunction(call, tensors, program)
+
+
+def _refuse_concrete(fn: Any, count: int) -> None:
+    if isinstance(fn, _CONCRETE) and count > 1:
+        raise NotImplementedError(
+            f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
+            "Give the tf.function itself to strategy.run()."
+        )
 
 
 def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
