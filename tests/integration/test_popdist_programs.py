@@ -210,25 +210,37 @@ def test_instances_of_other_launchers_find_each_other(launcher):
 
 
 FAILING = """
-import sys, time
+import os, sys, time
 import popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu import distributed
 
-popdist.init()
+if os.environ["WAY"] == "horovod":
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    exchange = hvd.allreduce
+else:
+    popdist.init()
+    exchange = lambda value: distributed.allreduce(value, tf.distribute.ReduceOp.SUM)
+if os.environ["WAY"] == "anew":
+    popdist.execute_on_instances({0, 1}, popdist.synchronize)
+    popdist.execute_on_instances({1, 2}, popdist.synchronize)
+exchange(tf.constant(1.0))
 if popdist.getInstanceIndex() == 1:
     time.sleep(0.5)
     sys.exit(3)
-distributed.allreduce(tf.constant(1.0), tf.distribute.ReduceOp.SUM)
+exchange(tf.constant(1.0))
 """
 
 
-@pytest.mark.parametrize("preload", ["1", "0"])
-def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, preload):
+@pytest.mark.parametrize(("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1")])
+def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, way, preload):
     (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "2"]
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "4", "--num-replicas", "4"]
     done = subprocess.run(
-        [*command, "python3", str(tmp_path / "program.py")], env={**os.environ, "IPU_EMULATOR_PRELOAD": preload},
+        [*command, "python3", str(tmp_path / "program.py")],
+        env={**os.environ, "IPU_EMULATOR_PRELOAD": preload, "WAY": way},
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 3

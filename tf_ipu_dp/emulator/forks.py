@@ -31,7 +31,7 @@ import types
 from pathlib import Path
 from typing import IO, Any, Callable, FrozenSet, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from tf_ipu_dp.emulator import stragglers
+from tf_ipu_dp.emulator import leaving, stragglers
 
 ASKED = "IPU_EMULATOR_PRELOAD"
 _PRELOADED = (
@@ -231,6 +231,8 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
     if "numpy" in sys.modules:  # Python's own generator sees to it itself
         sys.modules["numpy"].random.seed()
     code = _run_to_its_end(words)
+    if code:  # also of a program that has Horovod from elsewhere than us
+        leaving.say(environ, int(environ.get("HOROVOD_RANK", "0")))
     # As the interpreter does it when it ends.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
-from tf_ipu_dp.emulator import stragglers, waiting
+from tf_ipu_dp.emulator import leaving, stragglers, waiting
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _connected = False
@@ -57,9 +57,8 @@ def connect() -> None:
             else:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             _start(horovod)
-            if stragglers.NAME in os.environ:  # it is poprun's
-                # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
-                atexit.register(_say_leaving, os.getpid())
+        else:
+            _tell_before_leaving()
         if horovod.size() != _size():
             where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
             raise RuntimeError(
@@ -176,16 +175,23 @@ def _start(horovod: Any) -> None:
     """
     before = _threads()
     horovod.init()
+    _tell_before_leaving()
     for thread in _threads() - before:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, _LEAST_PRIORITY)
 
 
+def _tell_before_leaving() -> None:
+    """Lets poprun know when this process goes. For after every start of Horovod."""
+    if stragglers.NAME in os.environ:
+        # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
+        atexit.unregister(_say_leaving)
+        atexit.register(_say_leaving, os.getpid())
+
+
 def _say_leaving(pid: int) -> None:
     if os.getpid() == pid:  # and not a child's
-        from tf_ipu_dp.emulator import rendezvous
-
-        rendezvous.say_leaving(os.environ, _own_index())
+        leaving.say(os.environ, _own_index())
 
 
 def _threads() -> Set[int]:

@@ -2,8 +2,7 @@
 
 poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
 rank and size: then instance 0 serves, at a place that all can work out. Under `mpirun`, and with a Horovod that has
-MPI, nothing of this is needed, unless the user asks for Gloo. At its end an instance says here that it leaves: when it
-has gone the others fail of it, and poprun has to know who was first.
+MPI, nothing of this is needed, unless the user asks for Gloo.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import http
-import http.client
 import os
 import re
 import socket
@@ -20,11 +18,9 @@ import time
 import zlib
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp.emulator import hosts
+from tf_ipu_dp.emulator import hosts, leaving
 
 PLACE = "IPU_EMULATOR_RENDEZVOUS"
-_LEAVING = "leaving"
-_LEAVING_S = 2.0
 _PATIENCE_S = 60.0
 _FIRST_PORT, _PORTS = 15_000, 17_000  # below those that systems hand out
 # The names that launchers have for the same thing, the more specific ones first.
@@ -63,9 +59,9 @@ class Server:
 
         class Handler(RendezvousHandler):  # type: ignore[misc]
             def do_PUT(self) -> None:  # noqa: N802
-                told = re.fullmatch(f"/{_LEAVING}/([0-9]+)", self.path)
-                if told:
-                    on_leaving(int(told[1]))  # before the answer, on which the instance goes
+                instance = leaving.parse(self.path)
+                if instance is not None:
+                    on_leaving(instance)  # before the answer, on which the instance goes
                 super().do_PUT()
 
             def do_DELETE(self) -> None:  # noqa: N802
@@ -112,16 +108,6 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
-
-
-def say_leaving(environ: Mapping[str, str], instance: int) -> None:
-    """Tells the server that an instance is about to end. Returns when it knows, or cannot be told."""
-    address, port = (environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-        server = http.client.HTTPConnection(address, int(port), timeout=_LEAVING_S)
-        with contextlib.closing(server):
-            server.request("PUT", f"/{_LEAVING}/{instance}", b"")
-            server.getresponse().read()
 
 
 def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:

@@ -255,11 +255,11 @@ def test_a_killed_instance_is_the_first_even_if_another_feels_its_loss_at_once(a
 
 LEAVING = """
 import os, socket, sys, time
-from tf_ipu_dp.emulator import rendezvous
+from tf_ipu_dp.emulator import leaving
 where = "\\0" + os.environ["WHERE"]
 own = socket.socket(socket.AF_UNIX)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    rendezvous.say_leaving(os.environ, 1)
+    leaving.say(os.environ, 1)
     own.bind(where)
     own.listen()
     other, _ = own.accept()
@@ -267,7 +267,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     sys.exit(int(os.environ["STATUS"]))
 while own.connect_ex(where):
     time.sleep(0.01)
-rendezvous.say_leaving(os.environ, 0)
+leaving.say(os.environ, 0)
 sys.exit(5)
 """
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator import hosts, rendezvous
+from tf_ipu_dp.emulator import hosts, leaving, rendezvous
 
 ALONE = {"CROSS_SIZE": 1, "SIZE": 2}
 
@@ -151,10 +151,10 @@ def test_who_leaves_is_told_before_it_is_answered():
     server = rendezvous.Server([("a", 2)], hosts.LOOPBACK, on_leaving=told.append)
     environ = rendezvous.variables(hosts.LOOPBACK, server.port, "lo", "a")
     try:
-        rendezvous.say_leaving(environ, 1)
+        leaving.say(environ, 1)
         assert told == [1]
     finally:
         server.stop()
-    rendezvous.say_leaving(environ, 0)  # nobody is there any more
-    rendezvous.say_leaving({}, 0)
+    leaving.say(environ, 0)  # nobody is there any more
+    leaving.say({}, 0)
     assert told == [1]
