@@ -26,10 +26,10 @@ def add_to_tensorflow() -> None:
 def _with_ipus(stock: Any, kind: Any, prefix: str) -> Any:
     @functools.wraps(stock)
     def list_devices(self: Any, device_type: Optional[str] = None) -> List[Any]:
-        found = stock(self, device_type)
-        if device_type not in (None, _KIND):
-            return list(found)
-        return [*found, *(kind(f"{prefix}{_KIND}:{index}", _KIND) for index in range(config.count_devices()))]
+        # Only to those who ask for IPUs: TensorFlow itself knows none in what it is given a list of all devices for.
+        if device_type != _KIND:
+            return list(stock(self, device_type))
+        return [kind(f"{prefix}{_KIND}:{index}", _KIND) for index in range(config.count_devices())]
 
     list_devices._ipu_emulator = True  # type: ignore[attr-defined]
     return list_devices

@@ -233,6 +233,9 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
     code = _run_to_its_end(words)
     if code:  # also of a program that has Horovod from elsewhere than us
         leaving.say(environ, int(environ.get("HOROVOD_RANK", "0")))
+        horovod = sys.modules.get("horovod.tensorflow.mpi_ops")
+        if horovod is not None:  # who fails does not say goodbye: the others would fail of it at once
+            atexit.unregister(horovod.shutdown)
     # As the interpreter does it when it ends.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

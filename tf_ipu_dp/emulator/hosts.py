@@ -76,11 +76,16 @@ class HostJob:
     server: Optional[Tuple[str, int]] = None  # where the instances meet
     own_name: str = ""  # that the machine takes for the job, where another has the same
     ipus: int = 0  # of the whole job; 0 where none are to be kept for it
+    name: str = ""  # of the job
 
     def commands(self, environ: Mapping[str, str]) -> Dict[int, processes.Command]:
         """Returns the processes, with this machine's cores divided between them, and IPUs that are kept for them."""
-        block = registry.Partition.from_environment({**environ, **self.environ}).keep(self.ipus) if self.ipus else None
-        kept = {registry.BLOCK: registry.render_block(block)} if block else {}
+        block = None
+        with contextlib.suppress(registry.RegistryError):  # it is told to those who attach a device
+            if self.ipus:
+                partition = registry.Partition.from_environment({**environ, **self.environ})
+                block = partition.keep(self.ipus, self.name)
+        kept = {registry.BLOCK: registry.render_block(block) if block else ""}
         places = placement.place(placement.read_nodes(self.numa), len(self.instances))
         return {
             index: processes.Command(
@@ -112,7 +117,7 @@ def forwarded(environ: Mapping[str, str], extra: Sequence[str]) -> Dict[str, str
 
 def own_environment() -> Dict[str, str]:
     """Returns this process's environment, without what concerns only itself."""
-    return {name: value for name, value in os.environ.items() if name not in (REPORT, stragglers.NAME, registry.BLOCK)}
+    return {name: value for name, value in os.environ.items() if name not in (REPORT, stragglers.NAME)}
 
 
 def is_here(host: str) -> bool:
@@ -417,9 +422,6 @@ class _Agent:
         try:
             self._group = processes.Group("", job.commands(own_environment()), self, self)
             self._group.start()
-        except registry.RegistryError as error:
-            self._refuse(f"{error}.")
-            return
         except OSError as error:
             self._refuse(f"{job.program[0]} cannot be started ({error.strerror}).")
             return

@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import uuid
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -43,6 +44,7 @@ class Job:
     ipus_per_replica: int
     hosts: Tuple[str, ...] = ("localhost",)
     ilds: int = 1
+    name: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     @property
     def local_replicas(self) -> int:
@@ -272,7 +274,7 @@ def _host_job(
     }
     numa = options.text("process-placement", "spreadnuma") != "disabled" and options.says("numa-aware") is not False
     ipus = 0 if options.says("offline-mode") else job.ipus
-    return hosts.HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus)
+    return hosts.HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus, name=job.name)
 
 
 def _partition_variables(options: poprun_options.Options) -> Dict[str, str]:

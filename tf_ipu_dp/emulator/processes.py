@@ -305,8 +305,8 @@ class _Watch:
                 self._kill_at, self._patience_s = None, 0.0
         if self._failure is not None or not self._failed:
             return self._failure
-        # Nobody kills itself: where one was killed and others failed beside it, these felt the loss.
-        killed = [each for each in self._failed if each.by_signal == signal.SIGKILL]
+        # Where one was ended by a signal and others failed beside it, these felt the loss; Gloo aborts of it.
+        killed = [each for each in self._failed if each.by_signal not in (0, signal.SIGABRT)]
         first = min(killed or self._failed, key=lambda each: self._leavers.index(each.index))
         return Failure(first.status, first, self._hosts[first.index])
 

@@ -293,15 +293,27 @@ class Partition:
                 )
             return self._hold(free[0], replicas=len(free[0].ipus))
 
-    def keep(self, count: int) -> Optional[range]:
-        """Keeps the first free block of so many IPUs for a job while this process lives; None where there is none."""
+    def keep(self, count: int, job: str) -> Optional[range]:
+        """Keeps the first free block of so many IPUs for a job while this process lives; None where there is none.
+
+        A job within a job has its place there. Who asks for the same job, under another name of this machine, gets the
+        same block.
+        """
+        if len(self.block) >= count:
+            return self.block[:count]
+        path = self.folder / f"job-{job}"
         with self.locked():
+            if path in _KEPT:
+                return _KEPT[path][0]
+            if path.exists():
+                found = self._read_block(path)
+                if found:
+                    return found
             taken = {ipu for holding in self._read() for ipu in holding.owner.ipus} | set(self._read_blocks())
             blocks = (range(first, first + count) for first in range(0, self.size - count + 1, count))
             block = next((block for block in blocks if taken.isdisjoint(block)), None)
             if block is None:
                 return None
-            path = self.folder / f"job-{os.getpid()}-{next(_NUMBERS)}"
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(handle, render_block(block).encode(), 0)
@@ -366,11 +378,10 @@ class Partition:
 
     def _read_blocks(self) -> Iterator[int]:
         for path in sorted(self.folder.glob("job-*")):
-            if path in _KEPT:
-                yield from _KEPT[path][0]
-            else:
-                content = self._read_locked(path)
-                yield from _parse_block((content or b"").decode("ascii", "replace"))
+            yield from _KEPT[path][0] if path in _KEPT else self._read_block(path)
+
+    def _read_block(self, path: Path) -> range:
+        return _parse_block((self._read_locked(path) or b"").decode("ascii", "replace"))
 
     def _read_foreign(self, path: Path) -> Optional[Holding]:
         content = self._read_locked(path, lambda found: _parse(path, found))

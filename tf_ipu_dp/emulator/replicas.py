@@ -215,7 +215,9 @@ class TogetherFunction:
         replicas = program.replicas
         if replicas not in _numbers:
             with tf.init_scope():
-                _numbers[replicas] = [tf.Variable(one, dtype=tf.int32, trainable=False) for one in range(replicas)]
+                # Not tf.Variable, which a function that is being traced may forbid even here.
+                make = resource_variable_ops.ResourceVariable
+                _numbers[replicas] = [make(one, dtype=tf.int32, trainable=False) for one in range(replicas)]
         self._numbers = _numbers[replicas]
         self._program = program
         program.index, program.together = self._numbers[0].read_value, True
@@ -264,7 +266,7 @@ class TogetherFunction:
         for handle in captured:
             if handle_id(handle) not in table and _is_variable(handle):
                 value = _read(handle)
-                with tf.init_scope():  # in which a function that is traced still forbids a tf.Variable
+                with tf.init_scope():
                     zeros = tf.zeros(value.shape, value.dtype)
                     own = [resource_variable_ops.ResourceVariable(zeros) for _ in range(1, self._program.replicas)]
                 for copy in own:
@@ -277,7 +279,7 @@ class TogetherFunction:
 
         def run() -> List[Any]:
             results = [self._call(replica, tensors, captured, table) for replica in range(self._program.replicas)]
-            structure.append(results[0])
+            structure.append(None if isinstance(results[0], tf.Operation) else results[0])
             graph = tf.compat.v1.get_default_graph()
             calls = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
             graph.control_outputs.extend(calls)  # they are run even if nobody wants the results

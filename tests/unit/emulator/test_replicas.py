@@ -108,15 +108,17 @@ def test_a_run_inside_a_function_happens_even_if_it_returns_nothing(scope):
 
     def program():
         variable.assign_add(number() + 1)
-        queue.enqueue(number())
+        return queue.enqueue(number())
 
-    def twice():
-        strategy.run(program)
-        strategy.run(lambda: variable.assign_add(10.0))
+    def twice(run):
+        if run:
+            assert strategy.run(program) is None
+            strategy.run(lambda: variable.assign_add(10.0))
 
     function = tf.function(twice)
+    function(False)
     for _ in range(3):
-        function()
+        function(True)
     assert variable.numpy() == 33 and queue.dequeue().numpy().tolist() == [[0, 1, 2, 3]] * 3
 
 

@@ -128,16 +128,22 @@ def _run_together_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, 
             "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
         )
     _refuse_concrete(fn, strategy.ipus())
+
+    def call(*own_args: Any, **own_kwargs: Any) -> Any:
+        results = fn(*own_args, **own_kwargs)
+        return None if isinstance(results, tf.Operation) else results
+
+    function = fn if isinstance(fn, def_function.Function) else tf.function(call)
     ipu_config.configured_system().attach()
     with strategy.scope():
         program = replicas.Program(strategy.ipus())
         try:
-            together = _make_together(strategy, as_function(fn)._clone(None), args, kwargs, program)
+            together = _make_together(strategy, function._clone(None), args, kwargs, program)
         except Exception:
             if not program.fitting_replicas:
                 raise
             fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
-            together = _make_together(strategy, as_function(fn)._clone(None), args, kwargs, fitting)
+            together = _make_together(strategy, function._clone(None), args, kwargs, fitting)
         return together.call_in_graph(_split(args, kwargs)[0])
 
 
