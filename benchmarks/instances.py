@@ -113,9 +113,11 @@ def make_network(model, optimizer):
     """Returns the application's model in stock Keras."""
     import tensorflow as tf
 
-    from tf_ipu_dp import architectures, config, models
+    from tf_ipu_dp.datasets import info
+    from tf_ipu_dp.planning import architectures
+    from tf_ipu_dp.training import models
 
-    facts = config.DATASETS["synthetic"]
+    facts = info.DATASETS["synthetic"]
     size = {"height": facts.height, "width": facts.width, "channels": facts.channels, "classes": facts.classes}
     described = architectures.describe(model, norm="batch", **size)
     network = models.make_model(described, eight_bit_input=False, mean=facts.mean, deviation=facts.deviation)
@@ -129,13 +131,13 @@ def stock_horovod():
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
-    from tf_ipu_dp import config, data
+    from tf_ipu_dp.datasets import info, sources
 
     hvd.init()
-    facts = config.DATASETS["synthetic"]
+    facts = info.DATASETS["synthetic"]
     legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
     network = make_network("resnet20", hvd.DistributedOptimizer(legacy.SGD(0.05, 0.9)))
-    held = data.open_source(facts, data_dir=None, seed=1).train
+    held = sources.open_source(facts, data_dir=None, seed=1).train
 
     def prepare(image, label):
         return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label

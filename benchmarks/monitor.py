@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 
-from tf_ipu_dp import activity, screens, telemetry
-from tf_ipu_dp.emulator import gcipuinfo, registry
+from tf_ipu_dp.emulator.devices import registry
+from tf_ipu_dp.emulator.sdk_api import gcipuinfo
+from tf_ipu_dp.monitoring import devices, snapshots, tables
 
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -78,13 +79,13 @@ def measure_starts(rounds):
 
 
 def measure_refresh(rounds):
-    watcher = activity.Watcher(telemetry.open_reader("emulator"))
+    watcher = snapshots.Watcher(devices.open_reader("emulator"))
     snapshot = watcher.look()
     history = {ipu.id: [50.0] * 120 for ipu in snapshot.ipus}
-    look = screens.Look(width=200, bars=True, colour=True)
+    look = tables.Look(width=200, bars=True, colour=True)
     parts = {
         "reading": watcher.look,
-        "drawing": lambda: screens.render_screen(snapshot, look, 100, history, "", {}),
+        "drawing": lambda: tables.render_screen(snapshot, look, 100, history, "", {}),
         "as JSON": lambda: json.dumps(snapshot.to_value()),
     }
     for name, action in parts.items():
@@ -93,7 +94,7 @@ def measure_refresh(rounds):
 
 def measure_sampling(rounds):
     attachment = registry.Partition.from_environment(os.environ).attach(count=4)
-    sampler = telemetry.Sampler(gcipuinfo, pid=os.getpid())
+    sampler = devices.Sampler(gcipuinfo, pid=os.getpid())
     sampler.mark()
     look, beat = cpu_ms(sampler.look, 10 * rounds), cpu_ms(attachment.beat, 10 * rounds)
     attachment.release()

@@ -14,7 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from tf_ipu_dp import config, plan
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import info
+from tf_ipu_dp.planning import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = [sys.executable, "-m", "tf_ipu_dp.train"]
@@ -43,13 +45,13 @@ def main(rounds):
         print(f"{name:<24} {median * 1000:6.1f} ms  {median / base:5.2f} x")
     print(f"the wrapper adds {(medians['launch/train --dry_run'] - medians['train --dry_run']) * 1000:.1f} ms")
 
-    cfg = config.parse(
+    cfg = train_flags.parse(
         ["--ipus=65536", "--instances=4096", "--hosts=64", "--micro_batch_size=1", "--dataset=imagenet2012"]
     )
     planning = []
     for _ in range(rounds):
         started = time.perf_counter()
-        plan.plan_run(cfg, config.DATASETS[cfg.dataset])
+        plan.plan_run(cfg, info.DATASETS[cfg.dataset])
         planning.append(time.perf_counter() - started)
     print(f"planning 65,536 IPUs takes {statistics.median(planning) * 1000:.2f} ms")
 

@@ -48,9 +48,11 @@ def keras_rate(model, batches):
     """Returns the samples per second of stock Keras, from the end of the first batch to the end of the last."""
     import tensorflow as tf
 
-    from tf_ipu_dp import architectures, config, data, models
+    from tf_ipu_dp.datasets import info, sources
+    from tf_ipu_dp.planning import architectures
+    from tf_ipu_dp.training import models
 
-    facts = config.DATASETS["synthetic"]
+    facts = info.DATASETS["synthetic"]
     size = {"height": facts.height, "width": facts.width, "channels": facts.channels, "classes": facts.classes}
     described = architectures.describe(model, norm="batch", **size)
     network = models.make_model(described, eight_bit_input=False, mean=facts.mean, deviation=facts.deviation)
@@ -59,7 +61,7 @@ def keras_rate(model, batches):
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    held = data.open_source(facts, data_dir=None, seed=1).train
+    held = sources.open_source(facts, data_dir=None, seed=1).train
 
     def prepare(image, label):
         return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label

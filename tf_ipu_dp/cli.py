@@ -19,6 +19,8 @@ from absl import flags
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
 
+# Below this width rich would cut the numbers of a table.
+LEAST_WIDTH = 60
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
@@ -134,6 +136,25 @@ def render_problems(program: str, sentences: Sequence[str]) -> str:
     lines = [f"{program}: {len(sentences)} problems:"]
     lines += [f"  {number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     return "\n".join(lines) + "\n"
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> str:
+    """Returns a table as plain text; the columns in `right` are aligned to the right."""
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, 2, 0, 0), show_header=any(header))
+    for number, title in enumerate(header):
+        last = number == len(header) - 1
+        table.add_column(title, justify="right" if number in right else "left", no_wrap=not last, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    stream = io.StringIO()
+    # Below this width rich would cut the numbers; the terminal had better wrap the line.
+    Console(file=stream, width=max(width, LEAST_WIDTH), color_system=None, highlight=False, markup=False).print(table)
+    return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
 def alternatives(values: Iterable[object]) -> str:

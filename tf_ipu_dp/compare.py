@@ -14,7 +14,8 @@ from typing import Any, Dict, List, Sequence
 
 from absl import flags
 
-from tf_ipu_dp import checkpoints, cli, report
+from tf_ipu_dp import cli
+from tf_ipu_dp.runs import checkpoints
 
 _LIMIT = 1e-5
 
@@ -97,7 +98,7 @@ def read_weights(prefix: Path) -> Dict[str, Any]:
 def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequence[str], width: int) -> str:
     """Returns the table of the layers and, below it, the verdict."""
     rows = [(each.layer, f"{each.numbers:,}", f"{each.largest:.1e}", f"{each.relative:.1e}") for each in found]
-    table = report.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
+    table = cli.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
     worst = max(found, key=lambda each: each.relative)
     what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
     distance = f"{worst.relative:.1e} of {worst.layer} (limit {limit:g})"

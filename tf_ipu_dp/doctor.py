@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import __version__, cli, report
+from tf_ipu_dp import __version__, cli
 
 TIME_LIMIT_S = 60.0
 GROUPS = {"Output": ("json",)}
@@ -147,12 +147,10 @@ def render(diagnosis: Diagnosis, width: int, ascii_only: bool = False) -> str:
     """Returns the table, what to do about each fault, and the verdict."""
     marks = {True: "yes", False: "no", None: "-"} if ascii_only else {True: "✓", False: "✗", None: "·"}
     rows = [(marks[finding.ok], finding.name, finding.detail) for finding in diagnosis.findings]
-    text = report.render_table(("", "", ""), rows, width)
+    text = cli.render_table(("", "", ""), rows, width)
     advice = [finding for finding in diagnosis.findings if finding.advice and finding.ok is not True]
     if advice:
-        text += "\n" + report.render_table(
-            ("", ""), [(f"{finding.name}:", finding.advice) for finding in advice], width
-        )
+        text += "\n" + cli.render_table(("", ""), [(f"{finding.name}:", finding.advice) for finding in advice], width)
     return text + "\n" + _verdict(diagnosis) + "\n"
 
 

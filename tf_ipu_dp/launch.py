@@ -31,21 +31,15 @@ from typing import IO, Any, Callable, Deque, Dict, Iterator, List, Mapping, Opti
 
 from absl import flags
 
-from tf_ipu_dp import (
-    catalogue,
-    checkpoints,
-    cli,
-    config,
-    environment,
-    failures,
-    launchers,
-    plan,
-    progress,
-    report,
-    run_folder,
-    world,
-)
-from tf_ipu_dp.config import DatasetFacts, Duration, Hosts, TimeSpan, TrainConfig
+from tf_ipu_dp import cli, environment
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.config.schema import Duration, Hosts, TimeSpan, TrainConfig
+from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.distributed import failures, launchers, world
+from tf_ipu_dp.planning import plan, report
+from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.training import console
 
 _INSTANCES = 2
 _OWN = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
@@ -92,13 +86,13 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(_help())
         return 0
     options = _parse(own, train)
-    cfg = config.parse(train)
+    cfg = train_flags.parse(train)
     if cfg.evaluate and cfg.run_dir is not None:
         train = [*run_folder.read_flags_to_evaluate(Path(cfg.run_dir).expanduser()), *train]
-        cfg = config.parse(train)
+        cfg = train_flags.parse(train)
     _refuse_what_is_not_to_be_started(cfg)
     launcher = launchers.choose(options.launcher, cfg.sdk, os.environ, shutil.which)
-    dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+    dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     job = plan_job(train, dataset, _read_allocation(launcher), _read_saved(cfg))
     hosts = job.plan.topology.hosts
     if hosts.count > max(len(hosts.names), 1) and launcher != "srun":
@@ -140,13 +134,13 @@ def split(words: Sequence[str]) -> Tuple[List[str], List[str]]:
 
 
 def plan_job(
-    words: Sequence[str], dataset: DatasetFacts, allocation: Sequence[str] = (), saved: Optional[plan.Batch] = None
+    words: Sequence[str], dataset: DatasetInfo, allocation: Sequence[str] = (), saved: Optional[plan.Batch] = None
 ) -> Job:
     """Lays a job out, with what its words leave open: 2 instances or one per host, as many replicas, the saved batch.
 
     `allocation` are the hosts that a scheduler has given.
     """
-    cfg = config.parse(words)
+    cfg = train_flags.parse(words)
     stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
     instances = cfg.instances or max(_INSTANCES, cfg.hosts.count if cfg.hosts else len(allocation))
     # Of instances that are no power of two it is they that are refused, and not IPUs that nobody has asked for.
@@ -156,12 +150,12 @@ def plan_job(
     return make_job(words, plan.keep_global_batch(wanted, dataset, saved) if saved else wanted, dataset)
 
 
-def make_job(words: Sequence[str], wanted: TrainConfig, dataset: DatasetFacts) -> Job:
+def make_job(words: Sequence[str], wanted: TrainConfig, dataset: DatasetInfo) -> Job:
     """Returns the job of a config that differs from what was typed: the words are those, and what makes the difference.
 
     A flag cannot be taken back, so the batch is set with the one that was typed.
     """
-    asked = config.parse(words)
+    asked = train_flags.parse(words)
     batch = plan.plan_run(wanted, dataset).batch
     names = (field.name for field in dataclasses.fields(wanted))
     changed = {name: getattr(wanted, name) for name in names if getattr(wanted, name) != getattr(asked, name)}
@@ -171,11 +165,11 @@ def make_job(words: Sequence[str], wanted: TrainConfig, dataset: DatasetFacts) -
     elif any(solved):
         changed["global_batch_size"] = batch.global_batch_size
     added = [cli.flag_text(name, value) for name, value in changed.items() if value != getattr(asked, name)]
-    made = config.parse([*words, *added])
+    made = train_flags.parse([*words, *added])
     return Job((*words, *added), made, plan.plan_run(made, dataset))
 
 
-def plan_fewer(job: Job, dataset: DatasetFacts, lost: Sequence[str]) -> Optional[TrainConfig]:
+def plan_fewer(job: Job, dataset: DatasetInfo, lost: Sequence[str]) -> Optional[TrainConfig]:
     """Returns the config on the next fewer instances that keeps the global batch, without the hosts that were lost."""
     topology, cfg = job.plan.topology, job.config
     left = [name for name in topology.hosts.names if name not in lost]
@@ -322,7 +316,7 @@ class _Launch:
         self,
         job: Job,
         typed: Sequence[str],
-        dataset: DatasetFacts,
+        dataset: DatasetInfo,
         starter: _Starter,
         max_restarts: int,
         own: Sequence[str],
@@ -357,7 +351,7 @@ class _Launch:
             folder.set_errors_aside()
             # One object and no tags: what instance 0 prints as JSON is in the run's folder, too.
             status, told = self._starter.run(job, sys.stderr if job.config.json else None)
-            took = progress.render_duration(time.monotonic() - began)
+            took = console.render_duration(time.monotonic() - began)
             if status == 0:
                 _say(f"done in {took}; {folder.path}")
                 if job.config.json:
@@ -408,7 +402,7 @@ class _Launch:
         return " ".join(map(shlex.quote, words))
 
 
-def _verify(job: Job, dataset: DatasetFacts, starter: _Starter) -> int:
+def _verify(job: Job, dataset: DatasetInfo, starter: _Starter) -> int:
     """Trains a few updates on one instance and on all, and compares the weights, layer by layer."""
     cfg = job.config
     if job.plan.topology.instances == 1:
@@ -420,7 +414,7 @@ def _verify(job: Job, dataset: DatasetFacts, starter: _Starter) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = str(max(cores // job.plan.topology.instances_per_host, 1))
     environ = {name: threads for name in _THREADS if name not in os.environ}
-    speaker = progress.Speaker(sys.stderr)
+    speaker = console.Console(sys.stderr)
     # Other hosts see the present folder rather than this machine's temporary ones.
     place = str(Path.cwd()) if job.plan.topology.hosts.names else None
     with tempfile.TemporaryDirectory(prefix="verify-", dir=place) as top:
@@ -649,7 +643,7 @@ def _parse(own: Sequence[str], train: Sequence[str]) -> Options:
 
 
 def _make_flags() -> flags.FlagValues:
-    fv = config.make_flags()
+    fv = train_flags.make_flags()
     fv["instances"].help = f"Host processes, each with as many replicas. Default: {_INSTANCES}, or one per host."
     flags.DEFINE_enum(
         "launcher", "auto", list(launchers.NAMES),

@@ -18,7 +18,9 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, TextIO,
 
 from absl import flags
 
-from tf_ipu_dp import activity, cli, heartbeat, screens, telemetry
+from tf_ipu_dp import cli
+from tf_ipu_dp.monitoring import devices, snapshots, tables
+from tf_ipu_dp.runs import heartbeat
 
 GROUPS = {
     "Show": ("watch", "json", "free", "need", "health", "events", "explain"),
@@ -61,13 +63,13 @@ def main(words: Sequence[str]) -> int:
     if cfg.explain is not None:
         return _explain(Path(cfg.explain).expanduser(), cfg.json)
     if cfg.report is not None and cfg.record is not None and Path(cfg.record).exists():
-        from tf_ipu_dp import recording
+        from tf_ipu_dp.monitoring import recording
 
         recording.draw(recording.read(Path(cfg.record)), Path(cfg.report))
         return 0
     try:
-        reader = telemetry.open_reader(cfg.sdk)
-    except telemetry.TelemetryError as error:
+        reader = devices.open_reader(cfg.sdk)
+    except devices.TelemetryError as error:
         raise cli.UsageError(
             f"--sdk=poplar cannot be used: {error}. Source the Poplar SDK's enable script, or use --sdk=emulator."
         ) from error
@@ -204,10 +206,10 @@ class _Address(flags.ArgumentParser):  # type: ignore[type-arg, unused-ignore]
         return "address"
 
 
-def _show(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
+def _show(reader: devices.Reader, cfg: MonitorConfig) -> int:
     if cfg.health:
         return _show_health(reader, cfg)
-    watcher = activity.Watcher(reader)
+    watcher = snapshots.Watcher(reader)
     if cfg.free:
         return _show_free(watcher.look(), reader.failure, cfg)
     if cfg.watch is None and cfg.record is None and cfg.export is None:
@@ -215,30 +217,30 @@ def _show(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
     return _follow(watcher, cfg)
 
 
-def _show_once(snapshot: activity.Snapshot, cfg: MonitorConfig) -> int:
+def _show_once(snapshot: snapshots.Snapshot, cfg: MonitorConfig) -> int:
     if cfg.json:
         sys.stdout.write(json.dumps(snapshot.to_value(), indent=2) + "\n")
     else:
-        sys.stdout.write(screens.render(snapshot, _look_of(sys.stdout), _read_verdicts(snapshot)))
+        sys.stdout.write(tables.render(snapshot, _look_of(sys.stdout), _read_verdicts(snapshot)))
     return _judge_answers(snapshot)
 
 
-def _judge_answers(snapshot: activity.Snapshot) -> int:
+def _judge_answers(snapshot: snapshots.Snapshot) -> int:
     if snapshot.problem:
-        sys.stderr.write(f"monitor: no device answers: {screens.printable(snapshot.problem)}.\n")
+        sys.stderr.write(f"monitor: no device answers: {tables.printable(snapshot.problem)}.\n")
     return 1 if snapshot.problem else 0
 
 
-def _show_free(snapshot: activity.Snapshot, failure: Optional[str], cfg: MonitorConfig) -> int:
+def _show_free(snapshot: snapshots.Snapshot, failure: Optional[str], cfg: MonitorConfig) -> int:
     free = snapshot.free
     if cfg.json:
-        sys.stdout.write(json.dumps({"schema": activity.SCHEMA, "free_ipu_ids": list(free)}) + "\n")
+        sys.stdout.write(json.dumps({"schema": snapshots.SCHEMA, "free_ipu_ids": list(free)}) + "\n")
     else:
         sys.stdout.write(" ".join(map(str, free)) + "\n")
     if failure:
         sys.stderr.write(
             f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read "
-            f"({screens.printable(failure)}); --sdk=poplar insists on the real ones.\n"
+            f"({tables.printable(failure)}); --sdk=poplar insists on the real ones.\n"
         )
     if _judge_answers(snapshot):
         return 1
@@ -248,7 +250,7 @@ def _show_free(snapshot: activity.Snapshot, failure: Optional[str], cfg: Monitor
     return 0
 
 
-def _show_health(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
+def _show_health(reader: devices.Reader, cfg: MonitorConfig) -> int:
     found = reader.look()
     faults = [f"the Poplar SDK's IPUs cannot be read: {reader.failure}"] if reader.failure else []
     if found.problem:
@@ -263,12 +265,12 @@ def _show_health(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
     event: Dict[str, str] = {}
     try:
         faults += reader.read_faults()
-    except telemetry.TelemetryError as error:
+    except devices.TelemetryError as error:
         faults.append(f"the health check cannot be made: {error}")
     if path:
         try:
             event = reader.read_event(path)
-        except telemetry.TelemetryError as error:
+        except devices.TelemetryError as error:
             faults.append(f"the events in {path} cannot be read: {error}")
     severity = event.get("severity", "")
     if _BAD_SEVERITY.search(severity):
@@ -276,43 +278,43 @@ def _show_health(reader: telemetry.Reader, cfg: MonitorConfig) -> int:
     faults = list(dict.fromkeys(faults))
     if cfg.json:
         value = {
-            "schema": activity.SCHEMA, "healthy": not faults, "ipus_checked": len(found.ipus), "faults": faults,
+            "schema": snapshots.SCHEMA, "healthy": not faults, "ipus_checked": len(found.ipus), "faults": faults,
             "last_event": event or None, "sdk": reader.name,
         }  # fmt: skip
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
     else:
-        sys.stdout.write(screens.render_health(faults, event, path, len(found.ipus), reader.name == "emulator"))
+        sys.stdout.write(tables.render_health(faults, event, path, len(found.ipus), reader.name == "emulator"))
     return 1 if faults else 0
 
 
 def _explain(folder: Path, as_json: bool) -> int:
-    from tf_ipu_dp import explanation
+    from tf_ipu_dp.monitoring import diagnosis
 
-    found = explanation.explain(folder)
+    found = diagnosis.explain(folder)
     if as_json:
         value = {**found.verdict.to_value(), "run_dir": found.run_dir, "finished": found.finished}
         sys.stdout.write(json.dumps({**value, "updates": found.updates}, indent=2) + "\n")
         return 0
     state = "finished" if found.finished else "not finished"
-    sys.stdout.write(f"{screens.printable(found.run_dir)}, {state} at step {found.updates:,}\n")
-    sys.stdout.write(f"{screens.printable(found.verdict.sentence)}\n")
+    sys.stdout.write(f"{tables.printable(found.run_dir)}, {state} at step {found.updates:,}\n")
+    sys.stdout.write(f"{tables.printable(found.verdict.sentence)}\n")
     return 0
 
 
-Sink = Callable[[activity.Snapshot], None]
+Sink = Callable[[snapshots.Snapshot], None]
 
 
-def _follow(watcher: activity.Watcher, cfg: MonitorConfig) -> int:
+def _follow(watcher: snapshots.Watcher, cfg: MonitorConfig) -> int:
     """Looks again and again, and gives each look to all that was asked for."""
     period_s = cfg.watch or _PERIOD_S
     sinks: List[Sink] = []
-    if cfg.pid is not None and not activity.is_alive(cfg.pid):
+    if cfg.pid is not None and not snapshots.is_alive(cfg.pid):
         raise cli.UsageError(f"--pid={cfg.pid} is no process of this machine.")
     with contextlib.ExitStack() as stack:
         ended = _ending(cfg)
         recorder = None
         if cfg.record is not None:
-            from tf_ipu_dp import recording
+            from tf_ipu_dp.monitoring import recording
 
             if cfg.report is not None:
                 recording.check_report_name(Path(cfg.report))
@@ -331,7 +333,7 @@ def _follow(watcher: activity.Watcher, cfg: MonitorConfig) -> int:
                 sinks.append(screen.show)
             else:
                 look = _look_of(sys.stdout)
-                sinks.append(lambda each: _write(screens.render(each, look, _read_verdicts(each)) + "\n"))
+                sinks.append(lambda each: _write(tables.render(each, look, _read_verdicts(each)) + "\n"))
         _loop(watcher, sinks, period_s, signals, screen, ended)
     if recorder is not None:
         sys.stderr.write(f"monitor: {cli.count(recorder.samples, 'sample')} in {recorder.path}.\n")
@@ -341,7 +343,7 @@ def _follow(watcher: activity.Watcher, cfg: MonitorConfig) -> int:
 
 
 def _loop(
-    watcher: activity.Watcher,
+    watcher: snapshots.Watcher,
     sinks: Sequence[Sink],
     period_s: float,
     signals: _Signals,
@@ -368,7 +370,7 @@ def _ending(cfg: MonitorConfig) -> Callable[[], bool]:
     """Returns whether what was to be watched has come to its end; a run that has not begun is waited for."""
     if cfg.pid is not None:
         pid = cfg.pid
-        return lambda: not activity.is_alive(pid)
+        return lambda: not snapshots.is_alive(pid)
     if cfg.run_dir is None:
         return lambda: False
     folder = Path(cfg.run_dir).expanduser()
@@ -376,7 +378,7 @@ def _ending(cfg: MonitorConfig) -> Callable[[], bool]:
 
     def over() -> bool:
         nonlocal seen
-        alive = any(activity.is_under_way(each, time.time()) for each in heartbeat.read_run(folder))
+        alive = any(snapshots.is_under_way(each, time.time()) for each in heartbeat.read_run(folder))
         was, seen = seen, seen or alive
         return was and not alive
 
@@ -387,7 +389,7 @@ def _ending(cfg: MonitorConfig) -> Callable[[], bool]:
 
 def _export(address: Tuple[str, int]) -> Sink:
     try:
-        from tf_ipu_dp import exporter
+        from tf_ipu_dp.monitoring import exporter
     except ImportError as error:
         raise cli.UsageError(
             f"--export needs prometheus_client ({error}). Install it with: pip install prometheus_client"
@@ -399,7 +401,7 @@ def _export(address: Tuple[str, int]) -> Sink:
     return collector.update
 
 
-def _read_verdicts(snapshot: activity.Snapshot) -> Dict[str, str]:
+def _read_verdicts(snapshot: snapshots.Snapshot) -> Dict[str, str]:
     """Returns what holds each run back, by the last of its metrics: the sentences by the runs' names.
 
     Runs that share a name are told by their folders.
@@ -407,10 +409,10 @@ def _read_verdicts(snapshot: activity.Snapshot) -> Dict[str, str]:
     folders = {process.run_dir: process.run for process in snapshot.processes if process.run_dir and process.run}
     if not folders:
         return {}
-    from tf_ipu_dp import explanation
+    from tf_ipu_dp.monitoring import diagnosis
 
     names = collections.Counter(folders.values())
-    found = {folder: explanation.explain_lately(Path(folder)) for folder in folders}
+    found = {folder: diagnosis.explain_lately(Path(folder)) for folder in folders}
     return {
         folder if names[folders[folder]] > 1 else folders[folder]: verdict.sentence
         for folder, verdict in found.items()
@@ -465,7 +467,7 @@ class _Screen:
         self.keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._signals = signals
         self._shown: List[str] = []
-        self._snapshot: Optional[activity.Snapshot] = None
+        self._snapshot: Optional[snapshots.Snapshot] = None
         self._history: Dict[int, Deque[Optional[float]]] = {}
         self._sentences: Dict[str, str] = {}
         self._settings: Any = None
@@ -479,7 +481,7 @@ class _Screen:
         self._leave()
         signal.signal(signal.SIGTSTP, self._suspending)
 
-    def show(self, snapshot: activity.Snapshot) -> None:
+    def show(self, snapshot: snapshots.Snapshot) -> None:
         """Takes in a snapshot and draws it, unless the screen is paused."""
         for ipu in snapshot.ipus:
             if ipu.id is not None:
@@ -517,7 +519,7 @@ class _Screen:
         moment = time.strftime("%H:%M:%S", time.localtime(self._snapshot.time))
         footer = f"{moment}  q quit  p {'go on, paused' if self._paused else 'pause'}"
         history = {identity: list(values) for identity, values in self._history.items()}
-        lines = screens.render_screen(self._snapshot, look, size.lines, history, footer, self._sentences)
+        lines = tables.render_screen(self._snapshot, look, size.lines, history, footer, self._sentences)
         text = "" if self._shown else "\x1b[2J"
         for number, line in enumerate(lines):
             if number >= len(self._shown) or self._shown[number] != line:
@@ -554,10 +556,10 @@ class _Screen:
         self._draw()
 
 
-def _look_of(stream: TextIO) -> screens.Look:
+def _look_of(stream: TextIO) -> tables.Look:
     """Returns how to draw there: a pipe gets whole lines of plain text."""
     terminal = stream.isatty()
-    return screens.Look(
+    return tables.Look(
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
         colour=terminal and not _is_dumb() and not os.environ.get("NO_COLOR"),

@@ -41,15 +41,15 @@ class Sdk:
         """Returns what the device waits for now: input, other instances or nothing. The Poplar SDK does not tell."""
         if self.name != "emulator":
             return None
-        from tf_ipu_dp.emulator import infeeds, instances
+        from tf_ipu_dp.emulator.runtime import feeds, instances
 
-        return "other instances" if instances.is_waiting() else "input" if infeeds.is_waiting() else "nothing"
+        return "other instances" if instances.is_waiting() else "input" if feeds.is_waiting() else "nothing"
 
     def collective_s(self) -> Optional[float]:
         """Returns how long this instance has been in collectives so far. The Poplar SDK does not tell."""
         if self.name != "emulator":
             return None
-        from tf_ipu_dp.emulator import instances
+        from tf_ipu_dp.emulator.runtime import instances
 
         return instances.seconds_in_collectives()
 
@@ -110,7 +110,7 @@ def _why_not_poplar() -> Optional[str]:
 
 def _emulator() -> Sdk:
     from tf_ipu_dp import emulator
-    from tf_ipu_dp.emulator import poplar_flags
+    from tf_ipu_dp.emulator.runtime import poplar_flags
 
     try:
         flags = poplar_flags.read(os.environ)

@@ -14,7 +14,11 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
-from tf_ipu_dp import catalogue, cli, config, plan, world
+from tf_ipu_dp import cli
+from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.datasets import info, lookup
+from tf_ipu_dp.distributed import world
+from tf_ipu_dp.planning import plan
 
 
 def main(words: Sequence[str]) -> int:
@@ -31,7 +35,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(
-    cfg: config.TrainConfig,
+    cfg: schema.TrainConfig,
     words: Sequence[str],
     launched: Optional[plan.LaunchedTopology],
     ranks: Optional[world.Ranks],
@@ -39,7 +43,7 @@ def _run(
 ) -> int:
     if ranks:
         cfg = _as_started(cfg, ranks)
-    dataset = catalogue.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+    dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     cfg = _with_the_run_s_batch(cfg, dataset, launched)
     run = plan.plan_run(cfg, dataset, launched)
     if cfg.dry_run:
@@ -62,21 +66,21 @@ def _run(
 
 @contextlib.contextmanager
 def _kept_for_the_launcher(
-    cfg: config.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
+    cfg: schema.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
 ) -> Iterator[None]:
     """Keeps what ends one of several instances in the run's folder, which is where a launcher looks for it."""
     try:
         yield
     except cli.UsageError as error:
         if started and started.instances > 1 and cfg.run_dir and Path(cfg.run_dir).is_dir():
-            from tf_ipu_dp import run_folder
+            from tf_ipu_dp.runs import run_folder
 
             with contextlib.suppress(cli.UsageError):
                 run_folder.RunFolder(Path(cfg.run_dir)).write_error(started.instance, str(error), final=True)
         raise
 
 
-def _as_started(cfg: config.TrainConfig, ranks: world.Ranks) -> config.TrainConfig:
+def _as_started(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConfig:
     """Takes the instances from a launcher that knows nothing of IPUs: one replica for each, unless --ipus says more."""
     if cfg.instances not in (None, ranks.instances):
         raise cli.UsageError(
@@ -89,36 +93,36 @@ def _as_started(cfg: config.TrainConfig, ranks: world.Ranks) -> config.TrainConf
 
 
 def _with_the_run_s_batch(
-    cfg: config.TrainConfig, dataset: config.DatasetFacts, launched: Optional[plan.LaunchedTopology]
-) -> config.TrainConfig:
+    cfg: schema.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
+) -> schema.TrainConfig:
     """A run that goes on keeps its global batch on any number of IPUs, if they can divide it."""
     if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
         return cfg
-    from tf_ipu_dp import run_folder
+    from tf_ipu_dp.runs import run_folder
 
     kept = run_folder.RunFolder(Path(cfg.run_dir)).read_plan()
     return plan.keep_global_batch(cfg, dataset, plan.Batch.of_plan(kept), launched) if kept else cfg
 
 
-def _parse(words: Sequence[str]) -> config.TrainConfig:
+def _parse(words: Sequence[str]) -> schema.TrainConfig:
     """A run that is evaluated has its own flags; those on the line win over them."""
-    cfg = _at_home(config.parse(words))
+    cfg = _at_home(train_flags.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
-        from tf_ipu_dp import run_folder
+        from tf_ipu_dp.runs import run_folder
 
         own = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
-        cfg = _at_home(config.parse([*own, *words]))
+        cfg = _at_home(train_flags.parse([*own, *words]))
     return cfg
 
 
-def _at_home(cfg: config.TrainConfig) -> config.TrainConfig:
+def _at_home(cfg: schema.TrainConfig) -> schema.TrainConfig:
     """A shell leaves the ~ of --flag=~/folder as it is."""
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
     changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
     return dataclasses.replace(cfg, **changes)
 
 
-def _act(cfg: config.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float) -> int:
+def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float) -> int:
     from tf_ipu_dp import sdk
 
     if ranks:
@@ -148,20 +152,20 @@ def _act(cfg: config.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
         )
 
     gc.disable()  # what is imported stays: to look through it time and again takes a tenth of the start
-    from tf_ipu_dp import training  # imports TensorFlow
+    from tf_ipu_dp.training import loop  # imports TensorFlow
 
     gc.freeze()
     gc.enable()
 
     if cfg.evaluate:
-        return training.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
+        return loop.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
     if cfg.input_only:
-        return training.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
-    return training.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
+        return loop.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
+    return loop.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
 
 
-def _show(cfg: config.TrainConfig, run: plan.RunPlan) -> None:
-    from tf_ipu_dp import report  # imports rich
+def _show(cfg: schema.TrainConfig, run: plan.RunPlan) -> None:
+    from tf_ipu_dp.planning import report  # imports rich
 
     ascii_only = not cli.speaks_unicode(sys.stdout)
     if cfg.json:
@@ -182,8 +186,8 @@ def _help() -> str:
         "python -m tf_ipu_dp.train [--flag=value ...]",
         "Trains a Keras model data-parallel on IPUs. The replicas are derived: IPUs over IPUs per replica. "
         "Without an IPU and the Poplar SDK the same command runs on the emulator.",
-        config.GROUPS,
-        config.make_flags(),
+        train_flags.GROUPS,
+        train_flags.make_flags(),
         shutil.get_terminal_size().columns,
     )
 

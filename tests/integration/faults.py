@@ -5,14 +5,16 @@ import threading
 
 import popdist
 
-from tf_ipu_dp import agreement, data, train, training
+from tf_ipu_dp import train
+from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.training import checks, loop
 
 fault = sys.argv[1]
 broken = popdist.getInstanceIndex() == 1
 words = sys.argv[2:]
 
 if fault == "stuck_input" and broken:
-    make_training = data.make_training
+    make_training = sources.make_training
 
     def stuck(*arguments, **names):
         import tensorflow as tf
@@ -30,15 +32,15 @@ if fault == "stuck_input" and broken:
 
         return first.take(8).concatenate(first.skip(8).map(blocks))
 
-    data.make_training = stuck
+    sources.make_training = stuck
 
 if fault == "unlike" and broken:
     words.append("--seed=7")
-    agreement.__version__ = "9.9"
-    data.fingerprint = lambda source: "other"
+    checks.__version__ = "9.9"
+    sources.fingerprint = lambda source: "other"
 
 if fault == "drift" and broken:
-    vote = training._Trainer._vote
+    vote = loop._Trainer._vote
 
     def drift(self, *arguments):
         if self.step == 6:
@@ -46,6 +48,6 @@ if fault == "drift" and broken:
             kernel.assign(kernel * 1.0001)
         return vote(self, *arguments)
 
-    training._Trainer._vote = drift
+    loop._Trainer._vote = drift
 
 train.start(words)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp.emulator import hosts, processes
+from tf_ipu_dp.emulator.launcher import hosts, processes
 
 WAITING = """
 import os, subprocess, time
@@ -134,7 +134,7 @@ def test_a_lost_remote_shell_ends_the_job_with_a_sentence(two_hosts):
     process, pids = start_waiting(two_hosts)
     theirs = set(two_hosts.pids(two_hosts.names[1])) - {pid for group in pids for pid in group}
     for pid in theirs:
-        if b"tf_ipu_dp.emulator.hosts" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"tf_ipu_dp.emulator.launcher.hosts" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1

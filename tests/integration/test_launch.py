@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp import compare, run_folder
+from tf_ipu_dp import compare
+from tf_ipu_dp.runs import run_folder
 
 pytestmark = pytest.mark.slow
 

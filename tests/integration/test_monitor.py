@@ -18,7 +18,7 @@ import urllib.request
 
 import pytest
 
-from tf_ipu_dp import activity
+from tf_ipu_dp.monitoring import snapshots
 
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
@@ -171,9 +171,9 @@ def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behin
         watching.send_signal(number)
         watching.wait(60)
         deadline = time.monotonic() + 5
-        while activity.is_alive(helper) and time.monotonic() < deadline:
+        while snapshots.is_alive(helper) and time.monotonic() < deadline:
             time.sleep(0.02)
-        ended = not activity.is_alive(helper)
+        ended = not snapshots.is_alive(helper)
         if not ended:
             os.kill(helper, signal.SIGKILL)
         assert ended

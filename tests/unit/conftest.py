@@ -8,8 +8,8 @@ import pytest
 @pytest.fixture
 def scope(tmp_path, monkeypatch):
     """Configures so many IPUs and returns a strategy on them."""
-    from tf_ipu_dp.emulator.ipu import config as ipu_config
-    from tf_ipu_dp.emulator.ipu import ipu_strategy
+    from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+    from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 
     monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
 

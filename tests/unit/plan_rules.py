@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tf_ipu_dp import plan as planner
+from tf_ipu_dp.planning import plan as planner
 
 
 def assert_obeys_the_rules(run: planner.RunPlan) -> None:

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp import cli, config, failures, fixes, launch, launchers, plan
+from tf_ipu_dp import cli, launch
+from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.datasets import info
+from tf_ipu_dp.distributed import failures, launchers
+from tf_ipu_dp.planning import errors, plan
 
-FASHION = config.DATASETS["fashion_mini"]
+FASHION = info.DATASETS["fashion_mini"]
 POWERS = st.integers(0, 4).map(lambda exponent: 2**exponent)
 
 
@@ -133,7 +137,7 @@ def test_what_the_words_leave_open_is_resolved_and_said_to_train():
     job = plan_job("--pipeline_stages=3", "--instances=2")
     assert job.words == ("--pipeline_stages=3", "--instances=2", "--ipus=8")
     assert job.layout == "2 instances x 1 replica"
-    with pytest.raises(fixes.PlanError) as caught:
+    with pytest.raises(errors.PlanError) as caught:
         plan_job("--instances=3")
     assert str(caught.value) == "--instances=3 cannot share 4 replicas evenly. Use --instances=1, 2 or 4."
 
@@ -144,7 +148,7 @@ def test_a_saved_run_keeps_its_global_batch_with_the_flag_that_was_typed():
     assert "--gradient_accumulation=4" in plan_job("--ipus=4", "--gradient_accumulation=2", saved=saved).words
     assert "--global_batch_size=512" in plan_job("--ipus=4", saved=saved).words
     assert "--global_batch_size=512" not in plan_job("--ipus=16", "--instances=4", saved=saved).words
-    with pytest.raises(fixes.PlanError, match=r"--ipus=4, 8 or 16, or --micro_batch_size=4, 8 or 16\."):
+    with pytest.raises(errors.PlanError, match=r"--ipus=4, 8 or 16, or --micro_batch_size=4, 8 or 16\."):
         plan_job("--ipus=32", saved=saved)
 
 
@@ -166,7 +170,7 @@ def test_fewer_instances_keep_the_global_batch_and_what_each_instance_has(
         words.append(f"--global_batch_size={total}")
     try:
         job = plan_job(*words)
-    except fixes.PlanError:
+    except errors.PlanError:
         assert total > FASHION.train_samples
         return
     wanted = launch.plan_fewer(job, FASHION, ())
@@ -179,16 +183,16 @@ def test_fewer_instances_keep_the_global_batch_and_what_each_instance_has(
     assert fewer.plan.topology.local_replicas == job.plan.topology.local_replicas
     assert fewer.plan.batch.micro_batch_size == micro
     assert fewer.plan.epochs == job.plan.epochs
-    assert config.parse(fewer.words) == fewer.config
+    assert train_flags.parse(fewer.words) == fewer.config
 
 
 def test_a_lost_host_is_left_out_and_the_hosts_that_stay_share_the_instances():
     job = plan_job("--hosts=a,b,c,d", "--instances=8", "--ipus=8")
     wanted = launch.plan_fewer(job, FASHION, ["b"])
     assert (wanted.instances, wanted.ipus, str(wanted.hosts)) == (4, 4, "a,c")
-    assert launch.plan_fewer(job, FASHION, ["a", "b", "c"]).hosts == config.Hosts(1, ("d",))
+    assert launch.plan_fewer(job, FASHION, ["a", "b", "c"]).hosts == schema.Hosts(1, ("d",))
     assert launch.plan_fewer(job, FASHION, ["a", "b", "c", "d"]) is None
-    assert launch.plan_fewer(plan_job("--hosts=2"), FASHION, ()).hosts == config.Hosts(1)
+    assert launch.plan_fewer(plan_job("--hosts=2"), FASHION, ()).hosts == schema.Hosts(1)
 
 
 @pytest.mark.parametrize(

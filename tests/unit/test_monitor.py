@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from tf_ipu_dp import activity, cli, explanation, heartbeat, monitor, verdict
+from tf_ipu_dp import cli, monitor
+from tf_ipu_dp.monitoring import bottleneck, diagnosis, snapshots
+from tf_ipu_dp.runs import heartbeat
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_run_that_was_stopped_for_long_is_not_over_and_one_that_was_killed_is(
         (tmp_path / "status").mkdir()
         status = heartbeat.Status(str(tmp_path), 0, 1, socket.gethostname(), process.pid, time=time.time())
         heartbeat._replace(heartbeat._path_of(tmp_path, 0), vars(status))
-        monkeypatch.setattr(activity, "STALE_S", 0.2)
+        monkeypatch.setattr(snapshots, "STALE_S", 0.2)
         assert not over()
         time.sleep(0.5)
         assert not over()
@@ -93,14 +95,14 @@ def test_runs_of_the_same_name_have_a_sentence_each(monkeypatch):
     sentences = {"/x/a": "Held back by x.", "/y/a": "Held back by y.", "/x/b": "Well fed."}
 
     def explain(folder):
-        return verdict.Verdict("well fed", sentences[str(folder)])
+        return bottleneck.Verdict("well fed", sentences[str(folder)])
 
-    monkeypatch.setattr(explanation, "explain_lately", explain)
+    monkeypatch.setattr(diagnosis, "explain_lately", explain)
     runs = [
-        activity.Process(number, "ann", "x", 1.0, (number,), "running", run_dir=folder, run=folder[-1])
+        snapshots.Process(number, "ann", "x", 1.0, (number,), "running", run_dir=folder, run=folder[-1])
         for number, folder in enumerate(sentences)
     ]
-    found = monitor._read_verdicts(activity.Snapshot(0.0, "poplar", (), tuple(runs)))
+    found = monitor._read_verdicts(snapshots.Snapshot(0.0, "poplar", (), tuple(runs)))
     assert found == {"/x/a": "Held back by x.", "/y/a": "Held back by y.", "b": "Well fed."}
 
 

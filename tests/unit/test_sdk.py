@@ -34,7 +34,8 @@ def load(tmp_path):
     return start
 
 
-EMULATOR = "emulator tf_ipu_dp.emulator.ipu tf_ipu_dp.emulator.popdist tf_ipu_dp.emulator.gcipuinfo\n[] nothing\n"
+SERVED = [f"tf_ipu_dp.emulator.sdk_api.{name}" for name in ("ipu", "popdist", "gcipuinfo")]
+EMULATOR = f"emulator {' '.join(SERVED)}\n[] nothing\n"
 
 
 def test_without_an_sdk_auto_takes_the_emulator_and_says_so_once(load):
@@ -83,4 +84,4 @@ def test_poplar_by_name_is_refused_where_it_is_not(load):
 def test_an_sdk_without_ipus_or_without_its_tensorflow_is_not_taken(load, source, said):
     done = load("auto", source)
     assert said in done.stderr
-    assert done.stdout.startswith("emulator tf_ipu_dp.emulator.ipu") or "cannot be installed" in done.stderr
+    assert done.stdout.startswith("emulator tf_ipu_dp.emulator.sdk_api.ipu") or "cannot be installed" in done.stderr

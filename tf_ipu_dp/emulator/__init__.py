@@ -15,13 +15,13 @@ from types import ModuleType
 from typing import Any, Optional, Sequence
 
 _SERVED = {
-    "tensorflow.python.ipu": "tf_ipu_dp.emulator.ipu",
-    "tensorflow.keras.ipu": "tf_ipu_dp.emulator.keras_ipu",
-    "keras.ipu": "tf_ipu_dp.emulator.keras_ipu",
-    "ipu_tensorflow_addons": "tf_ipu_dp.emulator.addons",
-    "popdist": "tf_ipu_dp.emulator.popdist",
-    "gcipuinfo": "tf_ipu_dp.emulator.gcipuinfo",
-    "libpvti": "tf_ipu_dp.emulator.libpvti",
+    "tensorflow.python.ipu": "tf_ipu_dp.emulator.sdk_api.ipu",
+    "tensorflow.keras.ipu": "tf_ipu_dp.emulator.sdk_api.keras_ipu",
+    "keras.ipu": "tf_ipu_dp.emulator.sdk_api.keras_ipu",
+    "ipu_tensorflow_addons": "tf_ipu_dp.emulator.sdk_api.addons",
+    "popdist": "tf_ipu_dp.emulator.sdk_api.popdist",
+    "gcipuinfo": "tf_ipu_dp.emulator.sdk_api.gcipuinfo",
+    "libpvti": "tf_ipu_dp.emulator.sdk_api.libpvti",
     # Where releases of Keras after 2.10 have what programs for Keras 2.6 import from there.
     "keras.optimizer_v2.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
     "keras.optimizer_v2.utils": "keras.src.optimizers.utils",

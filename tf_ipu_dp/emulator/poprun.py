@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tf_ipu_dp
-from tf_ipu_dp.emulator import hosts, poprun_options, processes, registry, rendezvous, tagged_output
+from tf_ipu_dp.emulator.devices import registry
+from tf_ipu_dp.emulator.launcher import hosts, poprun_options, processes, rendezvous, tagged_output
 
 LayoutError = poprun_options.OptionError
 

@@ -1,0 +1,308 @@
+"""The emulated partition, with real processes that hold, race and die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tf_ipu_dp.emulator.devices import registry
+from tf_ipu_dp.emulator.sdk_api import gcipuinfo
+
+HOLD = """
+import os, sys, time
+from tf_ipu_dp.emulator import registry
+partition = registry.Partition.from_environment(os.environ)
+try:
+    attachment = partition.attach(count=int(sys.argv[1]))
+except registry.DeviceBusyError:
+    print("busy", flush=True)
+    sys.exit()
+print(*attachment.device.ipus, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"IPU_EMULATOR_IPUS": "16", "IPU_EMULATOR_DIR": str(tmp_path / "partition")}
+
+
+@pytest.fixture
+def partition(environ):
+    return registry.Partition.from_environment(environ)
+
+
+KEEP = """
+import os, sys
+from tf_ipu_dp.emulator import registry
+print(registry.Partition.from_environment(os.environ).keep(int(sys.argv[1]), 'other'), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold(environ):
+    """Starts a process that holds so many IPUs until its standard input is closed."""
+    processes = []
+
+    def start(count, program=HOLD):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_devices_are_single_ipus_then_aligned_groups_of_powers_of_two(partition):
+    devices = partition.devices()
+    assert [device.ipus for device in devices[:2]] == [(0,), (1,)]
+    assert devices[16].ipus == (0, 1) and devices[24].ipus == (0, 1, 2, 3)
+    assert devices[-1].ipus == tuple(range(16)) and [device.id for device in devices] == list(range(31))
+
+
+@pytest.mark.parametrize("request_", [{"count": 3}, {"count": 32}, {"count": 0}, {"device_id": 31}, {"device_id": -1}])
+def test_what_the_partition_does_not_have_is_refused_as_such(partition, request_):
+    with pytest.raises(registry.NoSuchDeviceError, match="16 IPUs, in devices of 1, 2, 4, 8, 16"):
+        partition.attach(**request_)
+
+
+def test_what_is_kept_for_a_job_is_the_job_s_until_its_keeper_ends(partition, environ, hold):
+    keeper = hold(4, KEEP)
+    assert keeper.stdout.readline() == "range(0, 4)\n"
+    assert partition.keep(4, "own") == range(4, 8) == partition.keep(4, "own")
+    assert partition.keep(32, "large") is None and partition.keep(16, "whole") is None
+    assert partition.keep(4, "other") == range(4)
+    outsider = partition.attach(count=2)
+    assert outsider.device.ipus == (8, 9)
+    with pytest.raises(registry.DeviceBusyError, match=r"2 of the partition's 16 IPUs are held .*, 8 kept for other"):
+        partition.attach(count=8)
+    own = registry.Partition.from_environment({**environ, registry.BLOCK: "0-3"})
+    assert own.keep(2, "within") == range(2)
+    members = [own.attach(count=1), own.attach(count=2), own.attach(count=4)]
+    assert [member.device.ipus for member in members] == [(0,), (2, 3), (12, 13, 14, 15)]
+    for attachment in (*members, outsider):
+        attachment.release()
+    keeper.kill()
+    keeper.wait()
+    last = partition.attach(count=2)
+    assert last.device.ipus == (0, 1)
+    last.release()
+
+
+def test_attached_ipus_are_held_until_they_are_released(partition):
+    whole = partition.attach(count=16)
+    with pytest.raises(registry.DeviceBusyError):
+        partition.attach(device_id=0)
+    whole.release()
+    whole.release()
+    assert partition.attach(device_id=5).device.ipus == (5,)
+
+
+def test_an_owner_is_described_to_other_processes(partition, hold):
+    process = hold(4)
+    assert process.stdout.readline().split() == ["0", "1", "2", "3"]
+    (owner,) = partition.owners()
+    assert (owner.pid, owner.ipus) == (process.pid, (0, 1, 2, 3)) and owner.user
+
+
+def test_the_ipus_of_a_killed_owner_are_free_at_once(partition, hold):
+    process = hold(16)
+    process.stdout.readline()
+    with pytest.raises(registry.DeviceBusyError):
+        partition.attach(count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    attachment = partition.attach(count=16)
+    assert len(attachment.device.ipus) == 16
+    attachment.release()
+
+
+def test_a_forked_worker_does_not_keep_its_dead_parents_ipus(partition, environ):
+    forked = "os.write(1, f'{os.fork() or str()}\\n'.encode()); sys.stdin.read()"
+    code = HOLD.replace("sys.stdin.read()", forked)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "16"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    lines = [process.stdout.readline().strip() for _ in range(3)]
+    worker = next(int(line) for line in lines[1:] if line.isdigit())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    os.kill(worker, 0)
+    try:
+        partition.attach(count=16).release()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        process.stdout.close()
+        process.stdin.close()
+
+
+def test_a_forked_worker_cannot_give_its_parents_ipus_back(partition):
+    attachment = partition.attach(count=2)
+    worker = os.fork()
+    if worker == 0:
+        try:
+            attachment.release()
+        finally:
+            os._exit(0)
+    os.waitpid(worker, 0)
+    assert [owner.ipus for owner in partition.owners()] == [(0, 1)]
+    attachment.release()
+    assert not partition.owners()
+
+
+def test_what_held_ipus_do_is_not_known_before_their_owner_has_told_it_twice(environ, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    silent = f"from tf_ipu_dp.emulator import registry; registry.BEAT_S = 600{HOLD}"
+    with subprocess.Popen(
+        [sys.executable, "-c", silent, "2"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline().split() == ["0", "1"]
+        looking = gcipuinfo.gcipuinfo()
+        for label in (gcipuinfo.IpuUtilisation, gcipuinfo.IpuUtilisationSession):
+            assert looking.getNamedAttributeForAll(label) == ["N/A"] * 2 + ["0.00%"] * 14
+        process.stdin.close()
+
+
+def test_eight_processes_at_once_get_disjoint_sets_or_a_refusal(hold):
+    processes = [hold(4) for _ in range(8)]
+    answers = [process.stdout.readline().strip() for process in processes]
+    got = [tuple(map(int, answer.split())) for answer in answers if answer != "busy"]
+    assert answers.count("busy") == 4
+    assert sorted(ipu for ipus in got for ipu in ipus) == list(range(16))
+
+
+def test_a_directory_that_others_can_enter_is_refused(partition):
+    partition.folder.mkdir(mode=0o755)
+    partition.folder.chmod(0o755)
+    with pytest.raises(registry.RegistryError, match="not a private directory"):
+        partition.attach(count=1)
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(partition, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    partition.folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(registry.RegistryError, match="not a private directory"):
+        partition.attach(count=1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_in_place_of_an_owner_is_reported_and_not_followed(partition, tmp_path):
+    partition.attach(count=1).release()
+    (tmp_path / "precious").write_text("x", encoding="utf-8")
+    (partition.folder / "owner-1-0.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(registry.RegistryError, match="not a file of the emulator"):
+        partition.attach(count=1)
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("content", ["", "not json", "[]", json.dumps({"pid": 1}), json.dumps({"ipus": 3})])
+def test_garbage_under_a_live_lock_is_reported(partition, environ, content):
+    partition.attach(count=1).release()
+    path = partition.folder / "owner-1-0.json"
+    path.write_text(content, encoding="utf-8")
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(registry.RegistryError, match="not a record of the emulator"):
+            partition.attach(count=1)
+        process.kill()
+    if content:  # nobody holds it any more, and it is still not ours to delete
+        with pytest.raises(registry.RegistryError, match="not a record of the emulator"):
+            partition.attach(count=1)
+        path.unlink()
+    partition.attach(count=1).release()
+
+
+def test_a_lock_that_is_no_file_is_reported(partition):
+    partition.attach(count=1).release()
+    (partition.folder / "partition.lock").unlink()
+    (partition.folder / "partition.lock").mkdir()
+    with pytest.raises(registry.RegistryError, match=r"partition\.lock is not a file of the emulator"):
+        partition.attach(count=1)
+
+
+def test_a_meter_tells_of_work_and_waiting_also_while_an_execution_goes_on(partition, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    attachment = partition.attach(count=2)
+    attachment.begin_execution(lambda: 0.5)
+    now[0] += 2
+    assert partition.holdings()[0].meter == registry.Meter(1000.0, 1002.0, busy=1.5, waiting=0.5)
+    now[0] += 2
+    attachment.end_execution(waited=1.0)
+    now[0] += 6
+    assert partition.holdings()[0].meter == registry.Meter(1000.0, 1010.0, busy=3.0, waiting=1.0)
+    attachment.begin_execution()
+    attachment.end_execution(waited=1e6)
+    assert partition.holdings()[0].meter.busy == 3.0
+    attachment.release()
+
+
+def test_what_is_told_survives_the_file_and_never_changes_its_length(partition):
+    owner = registry.Owner(7, "ann", "x.py", 1.5, (0, 1), 2)
+    small, large = registry.Meter(0.0, 0.0), registry.Meter(9e8, 1e9, 1e9, 1e9)
+    holding = registry.Holding(owner, large, small)
+    assert registry.Holding.from_bytes(holding.to_bytes()) == holding
+    assert len(holding.to_line()) == len(registry.Holding(owner, small, small).to_line())
+
+
+WORK = """
+import os, sys
+from tf_ipu_dp.emulator import registry
+attachment = registry.Partition.from_environment(os.environ).attach(count=2)
+attachment.begin_execution(lambda: 1 / 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_others_see_a_long_execution_go_on_although_its_program_cannot_say_how_it_waits(partition, environ):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        (first,) = partition.holdings()
+        deadline = time.monotonic() + 120
+        while partition.holdings()[0].meter.beat < first.meter.beat + 0.5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (later,) = partition.holdings()
+        spent = later.meter.beat - first.meter.beat
+        assert spent >= 0.5 and later.meter.busy - first.meter.busy == pytest.approx(spent, abs=1e-3)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_file_of_an_earlier_release_is_read_and_cleared_away(partition):
+    partition.attach(count=1).release()
+    path = partition.folder / "owner-1-0.json"
+    owner = {"pid": 1, "user": "ann", "executable": "x", "started": 1.0, "ipus": [0], "replicas": 1}
+    path.write_text(f"0000000000001.000000 0000000000002.000000 0000000000000.000000\n{json.dumps(owner)}")
+    assert partition.holdings() == [] and not path.exists()
+
+
+@pytest.mark.parametrize("text", ["3", "0", "many", "-4", "99999999"])
+def test_a_partition_of_another_size_than_a_power_of_two_is_refused(text):
+    with pytest.raises(registry.RegistryError, match="IPU_EMULATOR_IPUS"):
+        registry.Partition.from_environment({"IPU_EMULATOR_IPUS": text})

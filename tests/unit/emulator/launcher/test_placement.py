@@ -1,0 +1,82 @@
+"""How instances share the cores of a host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp.emulator.launcher import placement
+from tf_ipu_dp.emulator.runtime import cores
+
+NODES = st.lists(st.integers(1, 16), min_size=1, max_size=8)
+
+
+def make_nodes(sizes):
+    cpus = iter(range(sum(sizes)))
+    return [[next(cpus) for _ in range(size)] for size in sizes]
+
+
+@given(NODES, st.integers(1, 40))
+def test_every_core_is_used_and_no_instance_spans_nodes_without_need(sizes, instances):
+    nodes = make_nodes(sizes)
+    places = placement.place(nodes, instances)
+    assert len(places) == instances and all(place.threads >= 1 for place in places)
+    if len(nodes) == 1:
+        assert all(place.cpus is None for place in places)
+        assert places[0].threads == max(sizes[0] // instances, 1)
+        return
+    assert {cpu for place in places for cpu in place.cpus} == set(range(sum(sizes)))
+    homes = [[number for number, node in enumerate(nodes) if set(node) & set(place.cpus)] for place in places]
+    for place, own in zip(places, homes):
+        assert sorted(place.cpus) == [cpu for number in own for cpu in nodes[number]]  # whole nodes
+        assert len(own) == 1 or instances < len(nodes)
+    assert homes == sorted(homes)
+    counts = [sum(number in own for own in homes) for number in range(len(nodes))]
+    assert max(counts) - min(counts) <= 1
+    for number, node in enumerate(nodes):
+        threads = sum(place.threads for place, own in zip(places, homes) if own == [number])
+        assert threads <= max(len(node), counts[number])
+
+
+@given(st.lists(st.integers(0, 300), unique=True))
+def test_the_kernels_lists_are_read(cpus):
+    ranges = sorted(cpus)
+    assert placement.parse_cpus(",".join(str(cpu) for cpu in ranges) + "\n") == ranges
+    assert placement.parse_cpus("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
+
+
+def test_the_nodes_have_the_cores_that_this_process_may_use():
+    for numa in (True, False):
+        nodes = placement.read_nodes(numa)
+        assert sorted(cpu for node in nodes for cpu in node) == sorted(os.sched_getaffinity(0))
+    assert len(placement.read_nodes(numa=False)) == 1
+
+
+def test_instances_get_their_share_of_threads_unless_somebody_has_chosen():
+    program = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['TF_NUM_INTRAOP_THREADS'])"
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "2"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "7"}
+    environ.pop("TF_NUM_INTRAOP_THREADS", None)
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    share = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert sorted(done.stdout.splitlines()) == [f"[1,{index}]<stdout>:7 {share}" for index in range(2)]
+
+
+def test_an_instance_knows_its_cores_under_any_launcher(monkeypatch):
+    for name in ("IPU_EMULATOR_CORES", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cores._own_cores() == 8
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")  # of horovodrun, which binds nobody
+    assert cores._own_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})  # of mpirun, which binds
+    assert cores._own_cores() == 3
+    monkeypatch.setenv("IPU_EMULATOR_CORES", "5")  # of poprun
+    assert cores._own_cores() == 5

@@ -1,0 +1,160 @@
+"""How instances that poprun has not started find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp.emulator.launcher import exit_notices, hosts, rendezvous
+
+ALONE = {"CROSS_SIZE": 1, "SIZE": 2}
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.sampled_from(["mpirun", "srun", "horovodrun", "nobody"]))
+def test_ranks_are_those_of_the_launcher(on_host, on, launcher):
+    size = on_host * on
+    for rank in range(size):
+        environ = {
+            "mpirun": {
+                "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": on_host,
+                "OMPI_COMM_WORLD_LOCAL_RANK": rank % on_host,
+            },
+            "srun": {
+                "SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_STEP_TASKS_PER_NODE": f"{on_host}(x{on})",
+                "SLURM_LOCALID": rank % on_host, "SLURM_NODEID": rank // on_host,
+            },
+            "horovodrun": {"HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_SIZE": on_host},
+            "nobody": {},
+        }[launcher]  # fmt: skip
+        found = rendezvous.find_ranks({name: str(value) for name, value in environ.items()}, rank, size)
+        local_size = size if launcher == "nobody" else on_host
+        assert found == {
+            "RANK": rank, "SIZE": size, "LOCAL_SIZE": local_size, "LOCAL_RANK": rank % local_size,
+            "CROSS_RANK": rank // local_size, "CROSS_SIZE": size // local_size,
+        }  # fmt: skip
+
+
+def test_instances_that_are_dealt_to_hosts_in_turns_are_refused_where_the_host_is_not_told():
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "0"}
+    told = rendezvous.find_ranks({**slurm, "SLURM_NODEID": "1"}, 1, 4)
+    assert (told["LOCAL_RANK"], told["CROSS_RANK"]) == (0, 1)
+    mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_SIZE", "2"))}
+    with pytest.raises(RuntimeError, match=r"Instance 1 is number 0 of 2 on its host.*mpirun --map-by slot"):
+        rendezvous.find_ranks({**mpi, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 1, 4)
+
+
+def test_below_mpirun_in_a_slurm_job_it_is_mpirun_that_knows_the_hosts():
+    """Its process on the second host was started by an srun of its own, whose first host that is."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    ranks = rendezvous.find_ranks({**slurm, **{f"OMPI_COMM_WORLD_{name}": each for name, each in mpi.items()}}, 3, 4)
+    assert (ranks["CROSS_RANK"], ranks["CROSS_SIZE"], ranks["LOCAL_RANK"]) == (1, 2, 1)
+
+
+MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI3": "1.0;tcp4://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "by_mpi"),
+    [
+        (MPIRUN, True),
+        ({"PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "PMI_FD": "9"}, True),
+        ({**MPIRUN, "HOROVOD_CONTROLLER": "gloo"}, False),
+        ({"SLURM_PROCID": "0", "PMIX_SERVER_URI2": "x", "PMI_FD": "9"}, False),  # srun, of whatever MPI
+        ({"SLURM_PROCID": "0", "HOROVOD_CONTROLLER": "MPI"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False),  # poprun says it, too
+        ({**MPIRUN, **rendezvous.variables("127.0.0.1", 1, "lo", "a")}, False),
+        ({}, False),
+    ],
+)
+def test_mpi_connects_what_mpirun_has_started_and_gloo_all_else_unless_the_user_asks(environ, by_mpi):
+    assert rendezvous.is_by_mpi(environ, built=True) is by_mpi
+    if environ.get("HOROVOD_CONTROLLER") != "MPI":
+        assert rendezvous.is_by_mpi(environ, built=False) is False
+
+
+def test_mpi_that_horovod_has_not_is_refused():
+    with pytest.raises(RuntimeError, match="HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI"):
+        rendezvous.is_by_mpi({**MPIRUN, "HOROVOD_CONTROLLER": "mpi"}, built=False)
+
+
+def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
+    jobs = [{"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0"} for number in range(100)]
+    places = {rendezvous.find_place(job, ALONE) for job in jobs}
+    assert len(places) > 95 and all(address == hosts.LOOPBACK and 15_000 <= port < 32_000 for address, port in places)
+    assert rendezvous.find_place(jobs[0], ALONE) == rendezvous.find_place(dict(jobs[0]), ALONE)
+    assert rendezvous.find_place({}, ALONE) == rendezvous.find_place({}, ALONE)  # by their common parent
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "sentence"),
+    [
+        ({}, {"CROSS_SIZE": 2, "SIZE": 4}, "are on 2 hosts .* Set IPU_EMULATOR_RENDEZVOUS=HOST:PORT"),
+        ({"IPU_EMULATOR_RENDEZVOUS": "here"}, ALONE, "is not a place like node0:29400"),
+        ({"IPU_EMULATOR_RENDEZVOUS": "no.such.host.invalid:29400"}, ALONE, "name no.such.host.invalid is not known"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_in_a_sentence(environ, ranks, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        rendezvous.find_place(environ, ranks)
+
+
+def test_a_port_that_is_taken_is_named():
+    pytest.importorskip("horovod")
+    with socket.socket() as other:
+        other.bind((hosts.LOOPBACK, 0))
+        other.listen()
+        place = f"{hosts.LOOPBACK}:{other.getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=f"Port {other.getsockname()[1]} is taken"):
+            rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": place}, 0, 2)
+
+
+def test_an_instance_0_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.3)
+    with pytest.raises(RuntimeError, match=r"Instance 0 did not answer at 127\.0\.0\.1 port 1 within"):
+        rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": "127.0.0.1:1"}, 1, 2)
+
+
+def ask(server, method, path, body=None):
+    connection = http.client.HTTPConnection(hosts.LOOPBACK, server.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_addresses_are_forgotten_when_all_have_met_even_if_circles_meet_at_the_same_time():
+    circles = [("global", 4), ("local_a", 2), ("local_b", 2), ("cross_0", 2), ("cross_1", 2)]
+    server = rendezvous.Server([("a", 2), ("b", 2)], hosts.LOOPBACK)
+    try:
+        for _ in range(2):  # meetings
+            for circle, size in circles:
+                for rank in range(size):
+                    assert ask(server, "PUT", f"/{circle}/{rank}", b"address")[0] == 200
+            for rank in range(4):
+                for circle, size in circles:
+                    if rank < size:
+                        assert ask(server, "GET", f"/{circle}/0") == (200, b"address")
+                        assert ask(server, "DELETE", f"/{circle}/{rank}")[0] == 200
+            assert all(ask(server, "GET", f"/{circle}/0")[0] == 404 for circle, _ in circles)
+    finally:
+        server.stop()
+
+
+def test_who_leaves_is_told_before_it_is_answered():
+    told = []
+    server = rendezvous.Server([("a", 2)], hosts.LOOPBACK, on_leaving=told.append)
+    environ = rendezvous.variables(hosts.LOOPBACK, server.port, "lo", "a")
+    try:
+        exit_notices.say(environ, 1)
+        assert told == [1]
+    finally:
+        server.stop()
+    exit_notices.say(environ, 0)  # nobody is there any more
+    exit_notices.say({}, 0)
+    assert told == [1]

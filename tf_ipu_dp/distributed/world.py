@@ -1,0 +1,228 @@
+"""Who am I, and how many are we: the job as the launcher's environment describes it, and what its instances exchange.
+
+No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, which is handed in.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import socket
+import struct
+import zlib
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.planning.plan import LaunchedTopology
+
+_MOST = 2**20
+_POPDIST = {
+    "replicas": "POPDIST_NUM_TOTAL_REPLICAS",
+    "local_replicas": "POPDIST_NUM_LOCAL_REPLICAS",
+    "ipus_per_replica": "POPDIST_NUM_IPUS_PER_REPLICA",
+    "offset": "POPDIST_REPLICA_INDEX_OFFSET",
+}
+# Launchers that tell a process its place and nothing of IPUs: index, instances, and index on this host.
+_RANKS = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # Inside srun alone: a batch script has SLURM_PROCID, too.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+}
+_MOST_DIFFERENCES = 3
+# What Horovod, Gloo and Open MPI say when a peer is gone.
+_LOST = ("Horovod", "Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe")
+_HOST = "host"
+
+
+def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
+    """Returns the job that poprun started this process in, or None when nobody did."""
+    present = [name for name in _POPDIST.values() if name in environ]
+    if not present:
+        return None
+    missing = [name for name in _POPDIST.values() if name not in environ]
+    if missing:
+        raise cli.UsageError(
+            f"{present[0]} is set but {cli.alternatives(missing)} is not: poprun sets all of them. "
+            "Start through poprun, or unset the POPDIST_* variables."
+        )
+    if environ.get("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1") == "0":
+        raise cli.UsageError(
+            "poprun gave the instances different numbers of replicas. "
+            "Make its --num-replicas a multiple of --num-instances."
+        )
+    replicas, local, per_replica = (
+        _count(environ, _POPDIST[key], 1) for key in ("replicas", "local_replicas", "ipus_per_replica")
+    )
+    offset = _count(environ, _POPDIST["offset"], 0)
+    if replicas % local or offset % local or offset >= replicas:
+        raise cli.UsageError(
+            f"POPDIST_NUM_TOTAL_REPLICAS={replicas}, POPDIST_NUM_LOCAL_REPLICAS={local} and "
+            f"POPDIST_REPLICA_INDEX_OFFSET={offset} do not describe equal instances. Start through poprun."
+        )
+    return LaunchedTopology(
+        launcher="poprun",
+        replicas=replicas,
+        ipus_per_replica=per_replica,
+        instances=replicas // local,
+        instance=offset // local,
+        hosts=_read_hosts(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", replicas // local),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """A process of several that a launcher other than poprun started."""
+
+    launcher: str
+    instance: int
+    instances: int
+    local_instance: int
+
+    def variables(self, *, replicas: int, ipus_per_replica: int) -> Dict[str, str]:
+        """Returns what poprun would have told this process of the job."""
+        local = replicas // self.instances
+        values = {
+            "NUM_TOTAL_REPLICAS": replicas,
+            "NUM_LOCAL_REPLICAS": local,
+            "NUM_IPUS_PER_REPLICA": ipus_per_replica,
+            "REPLICA_INDEX_OFFSET": self.instance * local,
+            "UNIFORM_REPLICAS_PER_INSTANCE": 1,
+            "LOCAL_INSTANCE_INDEX": self.local_instance,
+        }
+        return {f"POPDIST_{name}": str(value) for name, value in values.items()}
+
+
+def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
+    """Returns this process's place among those of horovodrun, mpirun or srun; None where it is alone."""
+    for launcher, (rank, size, local_rank) in _RANKS.items():
+        if rank in environ and size in environ:
+            instances, instance = _count(environ, size, 1), _count(environ, rank, 0)
+            if instance >= instances:
+                raise cli.UsageError(f"{rank}={instance} and {size}={instances} do not fit. Start through {launcher}.")
+            if instances > 1:
+                local = _count(environ, local_rank, 0) if local_rank in environ else instance
+                return Ranks(launcher, instance, instances, local)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The instances of a job, as one of them sees it. Every method is called by all of them, in the same order."""
+
+    instance: int = 0
+    instances: int = 1
+    distributed: Any = None  # the SDK's module, if there are several
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the instance that speaks and writes."""
+        return self.instance == 0
+
+    def sums(self, values: Sequence[float]) -> List[float]:
+        """Returns the sums over all instances, of doubles: each travels exactly, whatever the wire carries."""
+        return [sum(column) for column in zip(*self.gather_numbers(values))]
+
+    def gather_numbers(self, values: Sequence[float]) -> List[Sequence[float]]:
+        """Returns the numbers of all instances, which have as many."""
+        if self.instances == 1:
+            return [tuple(values)]
+        words = struct.unpack(f"<{2 * len(values)}i", struct.pack(f"<{len(values)}d", *values))
+        everyone = self._gather_numbers(list(words))
+        return [struct.unpack(f"<{len(values)}d", struct.pack(f"<{len(row)}i", *row)) for row in everyone]
+
+    def gather(self, message: bytes) -> List[bytes]:
+        """Returns the messages of all instances; they may differ in length."""
+        if self.instances == 1:
+            return [message]
+        lengths = self._gather_numbers([len(message)])
+        longest = max(length for (length,) in lengths)
+        padded = list(message.ljust(longest, b"\0"))
+        return [bytes(part[:length]) for part, (length,) in zip(self._gather_numbers(padded), lengths)]
+
+    def compare(self, own: Mapping[str, str]) -> None:
+        """Refuses to go on where the instances differ in what has to be equal, named by its keys."""
+        message = json.dumps({**own, _HOST: socket.gethostname()}).encode()
+        everyone = [json.loads(each) for each in self.gather(message)]
+        differences = describe_differences(everyone)
+        if differences:
+            rest = len(differences) - _MOST_DIFFERENCES
+            more = f"; and {rest} more" if rest > 0 else ""
+            raise cli.UsageError(
+                f"The instances differ: {'; '.join(differences[:_MOST_DIFFERENCES])}{more}. "
+                "Start all of them with the same flags, data and versions."
+            )
+
+    def compare_digests(self, digests: Sequence[Tuple[str, int]]) -> Optional[str]:
+        """Returns the first name whose digest differs between the instances, and who differs from most of them."""
+        total = hash_of(number for _, number in digests)
+        if len(set(self.gather_numbers([float(total)]))) == 1:
+            return None
+        every = self.gather_numbers([float(number) for _, number in digests])
+        for (name, _), numbers in zip(digests, zip(*every)):
+            usual, times = collections.Counter(numbers).most_common(1)[0]
+            odd = [instance for instance, number in enumerate(numbers) if number != usual]
+            if odd and 2 * times <= len(numbers):
+                return f"{name} differs between the instances"
+            if odd:
+                return f"{name} of instance {cli.alternatives(odd)} differs from the others'"
+        return None
+
+    def hosts_where(self, here: bool) -> List[str]:
+        """Returns the hosts of the instances that say yes."""
+        answers = self.gather(socket.gethostname().encode() if here else b"")
+        return sorted({answer.decode() for answer in answers if answer})
+
+    @staticmethod
+    def lost_another(message: str) -> bool:
+        """Whether an error of the device is the echo of another instance's end."""
+        return any(word in message for word in _LOST)
+
+    def agree(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns instance 0's value on all of them."""
+        answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
+        return answer
+
+    def _gather_numbers(self, numbers: List[int]) -> List[List[int]]:
+        import numpy as np
+
+        gathered = self.distributed.allgather(np.asarray(numbers, np.int32))
+        return [[int(number) for number in row] for row in np.asarray(gathered)]
+
+
+def hash_of(numbers: Iterable[int]) -> int:
+    """Returns one number of 32 bits for many."""
+    return zlib.crc32(b"".join(struct.pack("<I", number) for number in numbers))
+
+
+def describe_differences(everyone: Sequence[Mapping[str, str]]) -> List[str]:
+    """Returns in what the instances differ, and who differs from most of the others."""
+    sentences = []
+    names = dict.fromkeys(name for values in everyone for name in values if name != _HOST)
+    for name in names:
+        values = [each.get(name, "nothing") for each in everyone]
+        usual, _ = collections.Counter(values).most_common(1)[0]
+        odd = [number for number, value in enumerate(values) if value != usual]
+        if odd:
+            who = f"instance {odd[0]} on {everyone[odd[0]].get(_HOST, '?')}"
+            more = f" (and {len(odd) - 1} more)" if odd[1:] else ""
+            sentences.append(f"{who}{more} has {name} {values[odd[0]]} where the others have {usual}")
+    return sentences
+
+
+def _read_hosts(environ: Mapping[str, str], name: str, instances: int) -> Optional[int]:
+    """A launcher tells how many instances share this host; without that the number of hosts is not known."""
+    if name not in environ:
+        return None
+    on_this_host = _count(environ, name, 1)
+    return instances // on_this_host if instances % on_this_host == 0 else None
+
+
+def _count(environ: Mapping[str, str], name: str, least: int) -> int:
+    text = environ[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 7) or not least <= int(text) <= _MOST:
+        shown = environ[name][:20]
+        raise cli.UsageError(f"{name}={shown!r} is not a whole number from {least} to {_MOST}. Start through poprun.")
+    return int(text)

@@ -1,7 +1,0 @@
-"""`ipu_tensorflow_addons.keras`: layers and optimizers."""
-
-from __future__ import annotations
-
-from tf_ipu_dp.emulator.addons.keras import layers, optimizers
-
-__all__ = ["layers", "optimizers"]

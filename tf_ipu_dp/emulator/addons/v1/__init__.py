@@ -1,7 +1,0 @@
-"""`ipu_tensorflow_addons.v1`: layers for TF1 graphs; there are no optimizers."""
-
-from __future__ import annotations
-
-from tf_ipu_dp.emulator.addons.v1 import layers, optimizers
-
-__all__ = ["layers", "optimizers"]

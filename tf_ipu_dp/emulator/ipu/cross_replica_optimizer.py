@@ -1,5 +1,0 @@
-"""`tensorflow.python.ipu.cross_replica_optimizer`: another name of `optimizers.cross_replica_optimizer`."""
-
-from tf_ipu_dp.emulator.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
-
-__all__ = ["CrossReplicaOptimizer"]

@@ -1,5 +1,0 @@
-"""`tensorflow.python.ipu.sharded_optimizer`: another name of `optimizers.sharded_optimizer`."""
-
-from tf_ipu_dp.emulator.ipu.optimizers.sharded_optimizer import ShardedOptimizer
-
-__all__ = ["ShardedOptimizer"]

@@ -1,0 +1,1 @@
+"""Keras models on an emulated IPU: replicated and pipelined `fit`, `evaluate`, `predict`; stages; names in Keras."""

@@ -1,0 +1,79 @@
+"""Names that programs for the SDK expect in Keras: `keras.ipu`, and the optimizers of Keras 2.6 in later releases."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from typing import Any, List
+
+import tensorflow as tf
+
+_OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
+_LEGACY_ARGUMENTS = ("decay", "gradient_aggregator", "gradient_transformers", "lr")
+
+
+def add_to_keras() -> None:
+    """Sets `ipu` in every module that programs know as Keras. Doing it twice is harmless."""
+    from tf_ipu_dp.emulator.sdk_api import keras_ipu
+
+    if getattr(tf.keras, "ipu", None) is keras_ipu:
+        return
+    # The same interface is several modules; importing one later would put an unchanged one in the place of `tf.keras`.
+    modules = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+    for module in (*modules, tf.keras):
+        module.ipu = keras_ipu
+    legacy = getattr(tf.keras.optimizers, "legacy", None)
+    if legacy is not None:
+        kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
+        for module in (*modules, tf.keras):
+            vars(module.optimizers).update(kinds)
+        _let_names_mean_the_legacy_ones([module.optimizers for module in (*modules, tf.keras)])
+
+
+def _let_names_mean_the_legacy_ones(modules: List[Any]) -> None:
+    """Makes `compile(optimizer="adam")` and the like give the legacy optimizer too, for the device."""
+    package = sys.modules[tf.keras.optimizers.get.__module__]
+    stock = package.deserialize
+
+    @functools.wraps(stock)
+    def deserialize(*args: Any, **kwargs: Any) -> Any:
+        if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
+            kwargs["use_legacy_optimizer"] = True
+        return stock(*args, **kwargs)
+
+    for module in (package, *modules):
+        module.deserialize = deserialize
+
+
+def _either(name: str, legacy: Any, stock: Any) -> Any:
+    """Returns a class that is the legacy optimizer for the device and to subclasses, and stock Keras' otherwise.
+
+    Programs for the SDK subclass the optimizers of Keras 2.6 and give them arguments that later ones do not know.
+    """
+
+    class Either(type(legacy)):  # type: ignore[misc]
+        def __new__(cls, own: str, bases: Any, namespace: Any, **arguments: Any) -> Any:
+            if made and "update_step" in namespace:  # written for the optimizers of this release
+                bases = tuple(stock if base is made[0] else base for base in bases)
+                return type(stock)(own, bases, namespace, **arguments)
+            return super().__new__(cls, own, bases, namespace, **arguments)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not kind:
+                return super().__call__(*args, **kwargs)
+            on_ipu = getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False)
+            return (legacy if on_ipu or set(kwargs) & set(_LEGACY_ARGUMENTS) else stock)(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (legacy, stock)) if cls is kind else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, (legacy, stock)) if cls is kind else super().__subclasscheck__(other)
+
+    made: List[Any] = []
+    kind: Any = Either(name, (legacy,), {"__doc__": legacy.__doc__, "__module__": legacy.__module__})
+    kind.__signature__ = inspect.signature(stock)
+    made.append(kind)
+    return kind

@@ -1,0 +1,1 @@
+"""The parts of `poprun`: options, hosts, placement, processes, preloading, rendezvous, output."""

@@ -1,0 +1,116 @@
+"""Gradients kept from one micro batch to the next, for optimizers that update every A-th time they are called.
+
+The state is made of variables, once per list of variables to update: one accumulator each, and the position in the
+window. So it works in eager mode, in a `tf.function` and in a graph of TF1, in or out of a loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.sdk_api.ipu import loops
+from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """What is kept for one list of variables."""
+
+    position: Any
+    accumulators: List[Any]
+
+
+class Window:
+    """A window of `count` micro batches; their gradients are reduced by `method` and handed on with the last one.
+
+    `dtype` is that of the accumulators and of the gradients handed on: None for the variable's, a type, or a function
+    of the variable.
+    """
+
+    def __init__(self, count: Any, method: Any, dtype: Any = None) -> None:
+        if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"num_mini_batches must be an int of 1 or more, not {count!r}.")
+        self.count = int(count)
+        self.method = Method.parse(method)
+        self.dtype = dtype
+        self._states: Dict[Tuple[Any, ...], _State] = {}
+
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[List[Any]], Any]) -> Any:
+        """Takes in one micro batch. With the last one of the window, `update` gets the reduced gradients."""
+        arrived = [
+            tf.cast(tf.convert_to_tensor(gradient), self._dtype_for(variable))
+            for gradient, variable in zip(gradients, variables)
+        ]
+        if self.count == 1:
+            return update(arrived)
+        times = loops.innermost_count()
+        if times is not None and times % self.count:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"{self.count} micro batches are accumulated, which does not divide the loop's {times}.",
+            )
+        state = self._state_for(variables)
+        position = state.position.read_value()
+        reduced = [
+            self._reduce(accumulator.read_value(), gradient, position)
+            for accumulator, gradient in zip(state.accumulators, arrived)
+        ]
+
+        def last() -> Any:
+            operations = [update(reduced)]
+            # Through identities, since a branch does not wait for tensors of the graph around it that it does not use.
+            with tf.control_dependencies([tf.identity(value) for value in reduced]):
+                operations += [_assign(accumulator, tf.zeros_like(accumulator)) for accumulator in state.accumulators]
+            return _finished(operations)
+
+        def not_yet() -> Any:
+            return _finished([_assign(accumulator, value) for accumulator, value in zip(state.accumulators, reduced)])
+
+        done = tf.cond(tf.equal(position, self.count - 1), last, not_yet)
+        with tf.control_dependencies([done]):
+            return tf.group(_assign(state.position, (position + 1) % self.count))
+
+    def _reduce(self, accumulated: Any, gradient: Any, position: Any) -> Any:
+        if self.method is Method.SUM:
+            return accumulated + gradient
+        if self.method is Method.MEAN:
+            return accumulated + gradient / tf.cast(self.count, gradient.dtype)
+        before = tf.cast(position, gradient.dtype)
+        return accumulated * (before / (before + 1)) + gradient / (before + 1)
+
+    def _dtype_for(self, variable: Any) -> Any:
+        dtype = self.dtype(variable) if callable(self.dtype) and not isinstance(self.dtype, type) else self.dtype
+        return tf.as_dtype(variable.dtype if dtype is None else dtype).base_dtype
+
+    def _state_for(self, variables: Sequence[Any]) -> _State:
+        key = tuple(variable.ref() for variable in variables)
+        if key not in self._states:
+            # Out of the function or loop that is being traced: it may be traced again, the state stays.
+            with tf.init_scope():
+                self._states[key] = _State(
+                    _variable("position", [], tf.int32),
+                    [_variable("accumulator", variable.shape, self._dtype_for(variable)) for variable in variables],
+                )
+        return self._states[key]
+
+
+def _variable(name: str, shape: Any, dtype: Any) -> Any:
+    # The TF1 class: in a graph it joins the collection that global_variables_initializer() looks at.
+    return tf.compat.v1.Variable(
+        lambda: tf.zeros(shape, dtype), trainable=False, name=f"gradient_accumulation/{name}", use_resource=True
+    )
+
+
+def _assign(variable: Any, value: Any) -> Any:
+    return variable.assign(value, read_value=False)
+
+
+def _finished(operations: List[Any]) -> Any:
+    """Both ways of a condition must return alike: a constant that comes after the operations."""
+    with tf.control_dependencies([operation for operation in operations if operation is not None]):
+        return tf.constant(0)

@@ -1,0 +1,52 @@
+"""Collectives of the device: over the replicas of a program, on all instances that the configuration puts together.
+
+`popdist.tensorflow.set_ipu_config` and PopDistStrategy configure so; other programs keep to their own instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.runtime import instances, replicas
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+
+_NAME = "replicas"
+
+
+def count() -> int:
+    """Returns the replicas that take part."""
+    return replicas.count() * (instances.count() if _spans_instances() else 1)
+
+
+def index() -> Any:
+    """Returns the place of this replica among them, as an int32 scalar."""
+    return replicas.index() + (instances.position() * replicas.count() if _spans_instances() else 0)
+
+
+def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[Any]:
+    """Returns, on every replica, each tensor's values on all that take part combined into one tensor."""
+    if not _spans_instances():
+        return replicas.meet(tensors, combine)
+    instances.connect()
+
+    def combine_all(columns: List[List[Any]]) -> List[Any]:
+        if combine is replicas.total:
+            return instances.sum_over_instances([replicas.total(own) for own in columns], _NAME)
+        return [combine(_gather(own)) for own in columns]
+
+    return replicas.meet_once(tensors, combine_all)
+
+
+def _gather(own: List[Any]) -> List[Any]:
+    """Returns the values of all instances' replicas, in order."""
+    gathered = instances.gather(tf.stack(own), _NAME)
+    joined = tf.reshape(gathered, tf.concat([[count()], tf.shape(own[0])], axis=0))
+    return [tf.ensure_shape(value, own[0].shape) for value in tf.unstack(joined, num=count())]
+
+
+def _spans_instances() -> bool:
+    if replicas.current() is None or instances.count() == 1:
+        return False
+    return bool(ipu_config.configured_system().config.experimental.multi_replica_distribution.process_count > 1)

@@ -1,0 +1,248 @@
+"""Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
+
+Everything that instances exchange goes through here, so that all of them make the same calls in the same order, and is
+timed: with one that is late, the others wait here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
+
+from tf_ipu_dp.emulator.launcher import exit_notices, orphans
+from tf_ipu_dp.emulator.runtime import wait_meter
+
+_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+_connected = False
+_server: Any = None  # of instance 0, where no launcher has one
+_sets: Dict[FrozenSet[int], Any] = {}
+_confined: List[FrozenSet[int]] = []
+_meter = wait_meter.Meter()  # of traced programs
+_eager_lock = threading.Lock()
+_LEAST_PRIORITY = 19
+_eager_seconds = 0.0
+_eager_calls = 0
+
+
+def count() -> int:
+    """Returns how many instances take part in collectives: those of the job, or those it is confined to."""
+    return len(_confined[-1]) if _confined else _size()
+
+
+def position() -> int:
+    """Returns the place of this instance among them."""
+    return sorted(_confined[-1]).index(_own_index()) if _confined else _own_index()
+
+
+def members() -> Optional[FrozenSet[int]]:
+    """Returns the instances that collectives are confined to, or None. What is traced is traced for them."""
+    return _confined[-1] if _confined else None
+
+
+def connect() -> None:
+    """Meets the other instances. Calling it again is harmless."""
+    global _connected, _server  # noqa: PLW0603
+    if not _connected and _size() > 1:
+        from tf_ipu_dp.emulator.launcher import rendezvous
+
+        horovod = _horovod()
+        if not horovod.is_initialized():
+            if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
+                os.environ.setdefault(_SETS, "1")  # MPI cannot be left and met again
+                # Open MPI's waiting would keep cores from those that compute.
+                os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+            else:
+                _server = rendezvous.complete(os.environ, _own_index(), _size())
+            _start(horovod)
+        else:
+            _tell_before_leaving()
+        if horovod.size() != _size():
+            where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
+            raise RuntimeError(
+                f"There are {_size()} instances, but {where} sees {horovod.size()}. Start them with "
+                "python -m tf_ipu_dp.emulator.poprun, or with the mpirun of the MPI that Horovod was built with."
+            )
+    _connected = True
+
+
+def is_connected() -> bool:
+    """Whether `connect` has been called."""
+    return _connected
+
+
+def disconnect() -> None:
+    """Leaves the job."""
+    global _connected, _server  # noqa: PLW0603
+    if _connected and _size() > 1:
+        _horovod().shutdown()
+        _sets.clear()
+        if _server is not None:
+            _server.stop()
+            _server = None
+    _connected = False
+
+
+@contextlib.contextmanager
+def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
+    """In it, collectives are among these instances only; tells whether this is one of them. All instances call it."""
+    unknown = sorted(members - set(range(_size())))
+    if unknown or not members:
+        raise ValueError(f"There is no instance {unknown[0] if unknown else 'in an empty set'} of {_size()}.")
+    if 1 < len(members) < _size() and members not in _sets:
+        if _confined:
+            raise RuntimeError(
+                f"Instances {sorted(members)} cannot be told apart within {sorted(_confined[-1])}: all instances have "
+                "to agree on a set. Call execute_on_instances with it before, on all of them."
+            )
+        connect()
+        _allow_sets()
+        _sets[members] = _horovod().add_process_set(sorted(members))
+    _confined.append(members)
+    try:
+        yield _own_index() in members
+    finally:
+        _confined.pop()
+
+
+def wait_for_all() -> None:
+    """Returns when every instance has called it."""
+    if count() > 1:
+        import tensorflow as tf
+
+        sum_over_instances([tf.zeros([1])], "synchronize")
+
+
+def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
+    """Returns the sums over all instances, exchanged in one go for each type of number."""
+    if count() == 1 or not tensors:
+        return list(tensors)
+    horovod = _horovod()
+    sums: Dict[int, Any] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+
+        def exchange(given: List[Any], own: str = f"{name}.{dtype.name}") -> Sequence[Any]:
+            return horovod.grouped_allreduce(given, op=horovod.Sum, name=own, **_options())
+
+        sums.update(zip(places, _timed([tensors[place] for place in places], exchange)))
+    return [sums[place] for place in range(len(tensors))]
+
+
+def gather(tensor: Any, name: Optional[str] = None) -> Any:
+    """Returns the tensors of all instances, stacked."""
+    import tensorflow as tf
+
+    if count() == 1:
+        return tensor[tf.newaxis]
+    return _timed([tensor[tf.newaxis]], lambda given: [_horovod().allgather(given[0], name=name, **_options())])[0]
+
+
+def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
+    """Returns the tensor of instance 0, or of the first of those it is confined to."""
+    if count() == 1:
+        return tensor
+    root = min(_confined[-1]) if _confined else 0
+    return _timed([tensor], lambda given: [_horovod().broadcast(given[0], root_rank=root, name=name, **_options())])[0]
+
+
+def seconds_in_collectives() -> float:
+    """Returns the time that this process has spent in collectives so far, most of it waiting for others."""
+    return _meter.seconds() + _eager_seconds
+
+
+def is_waiting() -> bool:
+    """Whether this process is in a collective right now. For other threads."""
+    return _eager_calls > 0 or _meter.is_waiting()
+
+
+def _allow_sets() -> None:
+    """Meets the others anew, ready for some of them to be among themselves: that makes every collective slower."""
+    if _SETS not in os.environ:
+        wait_for_all()
+        _horovod().shutdown()
+        os.environ[_SETS] = "1"
+        _start(_horovod())
+
+
+def _start(horovod: Any) -> None:
+    """Starts Horovod with its threads behind all others.
+
+    They ask the other instances for news a thousand times a second. Where every core computes, that would take a third
+    of one for each instance from the work; where the cores wait for each other, there is nobody to stand back for.
+    """
+    before = _threads()
+    horovod.init()
+    _tell_before_leaving()
+    for thread in _threads() - before:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, _LEAST_PRIORITY)
+
+
+def _tell_before_leaving() -> None:
+    """Lets poprun know when this process goes. For after every start of Horovod."""
+    if orphans.NAME in os.environ:
+        # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
+        atexit.unregister(_say_leaving)
+        atexit.register(_say_leaving, os.getpid())
+
+
+def _say_leaving(pid: int) -> None:
+    if os.getpid() == pid:  # and not a child's
+        exit_notices.say(os.environ, _own_index())
+
+
+def _threads() -> Set[int]:
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208
+    except OSError:  # not Linux
+        return set()
+
+
+def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -> List[Any]:
+    global _eager_seconds, _eager_calls  # noqa: PLW0603
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        began = time.monotonic()
+        with _eager_lock:
+            _eager_calls += 1
+        try:
+            return list(exchange(tensors))
+        finally:
+            with _eager_lock:
+                _eager_calls -= 1
+                _eager_seconds += time.monotonic() - began
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return list(exchange(tensors))
+    moment = wait_meter.now(tensors)
+    # Noting the beginning also puts the collectives of a program into an order, which is the same everywhere.
+    with tf.control_dependencies([_meter.begin([moment])]):
+        received = list(exchange([tf.identity(tensor) for tensor in tensors]))
+    with tf.control_dependencies([_meter.end(received), _meter.spend(wait_meter.now(received) - moment)]):
+        return [tf.identity(tensor) for tensor in received]
+
+
+def _options() -> Dict[str, Any]:
+    return {"process_set": _sets[_confined[-1]]} if _confined and _confined[-1] in _sets else {}
+
+
+def _size() -> int:
+    total, local = (int(os.environ.get(f"POPDIST_NUM_{name}_REPLICAS", "1")) for name in ("TOTAL", "LOCAL"))
+    return total // local
+
+
+def _own_index() -> int:
+    offset, local = (
+        int(os.environ.get(f"POPDIST_{name}", "0")) for name in ("REPLICA_INDEX_OFFSET", "NUM_LOCAL_REPLICAS")
+    )
+    return offset // (local or 1)
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as horovod
+
+    return horovod

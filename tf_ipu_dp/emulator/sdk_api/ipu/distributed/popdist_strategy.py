@@ -1,0 +1,218 @@
+"""`tensorflow.python.ipu.distributed.popdist_strategy`: the strategy of one instance of a PopDist job.
+
+Variables that are synchronised on read are each instance's own while a program of the device runs. Those to be added up
+(metrics) are added up when the host reads them, which all instances have to do. Those to be averaged (moving
+statistics) are averaged when the program ends, so that one instance can read and save a model alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import tensorflow as tf
+from tensorflow.python.distribute import values
+from tensorflow.python.eager import def_function
+from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.util import tf_decorator
+
+from tf_ipu_dp.emulator.runtime import instances, replicas
+from tf_ipu_dp.emulator.sdk_api import popdist
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
+from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
+
+_ALIKE = (tf.keras.initializers.Zeros, tf.keras.initializers.Ones)
+
+
+class _Extended(ipu_strategy.Extended):
+    """Variables begin with instance 0's values, wherever they are made. Reductions are over all instances' replicas."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._averaged: Any = weakref.WeakValueDictionary()  # by their handles' numbers
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if instances.count() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+            return super()._create_variable(next_creator, **kwargs)
+        if not tf.executing_eagerly():
+            kwargs["initial_value"] = _of_instance_0(kwargs["initial_value"], kwargs.get("dtype"))
+        variable = super()._create_variable(next_creator, **kwargs)
+        differs = tf.executing_eagerly() and not _is_alike_everywhere(kwargs.get("initial_value"))
+        if differs and variable.is_initialized():  # not so, where a saved model is loaded
+            variable.assign(instances.broadcast(variable.read_value(), "variable"))
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            aggregation = kwargs.get("aggregation")
+            if aggregation == tf.VariableAggregation.SUM:
+                return _SummedOnRead(self._container_strategy(), [variable], aggregation)
+            if aggregation == tf.VariableAggregation.MEAN:
+                self._averaged[replicas.handle_id(variable.handle)] = variable
+        return variable
+
+    def settle(self, graph: Any) -> None:
+        """Keeps the mean over the instances of those variables to be averaged that a graph changes.
+
+        The replicas of one instance keep their own, as they do where there is one instance.
+        """
+        if not self._averaged:
+            return
+        # Handles are numbered as variables are made, which is in the same order everywhere.
+        changed = [self._averaged[number] for number in sorted(_written(graph)) if number in self._averaged]
+
+        def total(columns: List[List[Any]]) -> List[Any]:
+            return instances.sum_over_instances([tf.stack(own) for own in columns], "statistics")
+
+        totals = replicas.meet_once([variable.read_value() for variable in changed], total) if changed else []
+        for variable, of_replicas in zip(changed, totals):
+            variable.assign(of_replicas[replicas.index()] / tf.cast(instances.count(), variable.dtype))
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> List[Any]:
+        program = replicas.current()
+        done_already = program is not None and (program.updating or not self._reduces)
+        if instances.count() == 1 or done_already:
+            return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+        def total(columns: List[List[Any]]) -> List[Any]:
+            return instances.sum_over_instances([replicas.total(own) for own in columns], "reduction")
+
+        totals = replicas.meet_once([tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            count = instances.count() * replicas.count()
+            return [value / tf.cast(count, value.dtype) for value in totals]
+        return totals
+
+
+class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
+    """A variable whose readers see the sum over the instances; writers, programs and checkpoints see the own part."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_values":  # which `_primary` asks for
+            raise AttributeError(name)
+        return getattr(self._primary, name)
+
+    @property
+    def handle(self) -> Any:
+        return self._primary.handle
+
+    def _get(self) -> Any:
+        on_device = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
+        if on_device or replicas.current() is not None:
+            return self._primary
+        return instances.sum_over_instances([self._primary.read_value()], "metric")[0]
+
+    def value(self) -> Any:
+        return tf.convert_to_tensor(self._get())
+
+    def read_value(self) -> Any:
+        return tf.identity(self._get())
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+        return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign(*args, **kwargs)
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign_add(*args, **kwargs)
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        return self._primary.assign_sub(*args, **kwargs)
+
+    def _gather_saveables_for_checkpoint(self) -> Dict[str, Any]:
+        return {"VARIABLE_VALUE": self._primary}
+
+
+def _save_own_parts() -> None:
+    """Lets metrics write their own parts into Keras' archives, as into checkpoints, so that one instance can save."""
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        for number, variable in enumerate(self._trainable_weights + self._non_trainable_weights):
+            own = variable._primary if isinstance(variable, _SummedOnRead) else variable
+            store[str(number)] = own.numpy()
+
+    if hasattr(tf.keras.metrics.Metric, "save_own_variables"):
+        tf.keras.metrics.Metric.save_own_variables = save_own_variables
+
+
+def _is_alike_everywhere(initial_value: Any) -> bool:
+    """Whether an initial value leaves nothing to chance. Most variables begin so, and each broadcast holds up all."""
+    return isinstance(getattr(initial_value, "func", None), _ALIKE)
+
+
+def _of_instance_0(initial_value: Any, dtype: Any) -> Any:
+    """Returns the initial value of a variable that is made while a function is traced, as a constant for the graph."""
+    with tf.init_scope():
+        own = tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value, dtype)
+        return instances.broadcast(own, "variable").numpy()
+
+
+def _written(graph: Any) -> List[int]:
+    """Returns the numbers of the handles outside all graphs that the operations of a graph may write to."""
+    written = {
+        id(handle)
+        for operation in graph.get_operations()
+        for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+    }
+    outside = [outer for outer, inner in graph.captures if id(inner) in written]
+    while not all(hasattr(handle, "_id") for handle in outside):
+        graph = graph.outer_graph
+        within = {id(inner): outer for outer, inner in graph.captures}
+        outside = [within.get(id(handle), handle) for handle in outside]
+    return [replicas.handle_id(handle) for handle in outside]
+
+
+class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
+    """The replicas of all instances. `num_replicas_in_sync` counts them, so Keras' losses are divided by them."""
+
+    supports_loss_scaling = True
+    spans_instances = True
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        add_ipu_cross_replica_reductions: bool = True,
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        popdist.init()
+        reduces = add_ipu_cross_replica_reductions
+        extended = _Extended(self, popdist.getNumTotalReplicas(), reduces)
+        tf.compat.v1.distribute.Strategy.__init__(self, extended)
+        self.device_ordinal = ordinal_of(ipu_device)
+        self._settled: Any = weakref.WeakKeyDictionary()
+        if instances.count() > 1:
+            _save_own_parts()
+        ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
+
+    def update_ipu_config(self, config: Any) -> None:
+        """Writes this instance's place in the job into the configuration."""
+        config.experimental.multi_replica_distribution.process_count = popdist.getNumInstances()
+        config.experimental.multi_replica_distribution.process_index = popdist.getInstanceIndex()
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
+        """Runs a function on the device; a plain one is traced first."""
+        if not tf.executing_eagerly():
+            results = ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
+            if replicas.current() is None and tf.compat.v1.executing_eagerly_outside_functions():
+                self.extended.settle(tf.compat.v1.get_default_graph())
+            return results
+        function = ipu_strategy.as_function(fn)
+        is_traced = not isinstance(function, def_function.Function)
+        own = function if is_traced or instances.count() == 1 else self._settling(function)
+        results = ipu_strategy.run_on_device(self, own, args, kwargs or {}, check_types=False)
+        if is_traced:
+            self.extended.settle(function.graph)
+        return results
+
+    def _settling(self, function: Any) -> Any:
+        """Returns the function that does the same and settles the moving statistics at its end, the same each time."""
+        if function not in self._settled:
+
+            def run_and_settle(*args: Any, **kwargs: Any) -> Any:
+                results = decorated.__wrapped__(*args, **kwargs)
+                if not tf.executing_eagerly():  # as functions do for debugging
+                    self.extended.settle(tf.compat.v1.get_default_graph())
+                return results
+
+            decorated = tf_decorator.make_decorator(function.python_function, run_and_settle)
+            self._settled[function] = function._clone(decorated)
+        return self._settled[function]

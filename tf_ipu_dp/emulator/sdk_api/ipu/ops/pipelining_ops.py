@@ -1,0 +1,589 @@
+"""`tensorflow.python.ipu.ops.pipelining_ops`: pipelines of functions, and the types that describe any pipeline.
+
+A pipeline's weights do not change while micro batches are on their way, so its results are those of the stages run one
+after the other. That is what happens here: one loop of the graph, one micro batch per iteration, one update per count.
+Schedules, device mappings, recomputation and offloading are checked as the SDK checks them and change no number. Batch
+serialisation and captured gradients are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import numbers
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+
+__all__ = [
+    "OptimizerFunctionOutput",
+    "PipelineSchedule",
+    "PipelineStageOptions",
+    "RecomputationMode",
+    "pipeline",
+    "recomputation_checkpoint",
+]
+
+_SUMMABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
+
+
+class PipelineSchedule(enum.IntEnum):
+    """The order in which the stages of several micro batches would be executed."""
+
+    Grouped = 0
+    Interleaved = 1
+    Sequential = 2
+
+
+class RecomputationMode(enum.Enum):
+    """When activations would be computed again for the backward pass."""
+
+    Auto = 1
+    RecomputeThenBackpropagate = 2
+    RecomputeAndBackpropagateInterleaved = 3
+
+
+class PipelineStageOptions:
+    """Poplar's options for the convolutions, matrix multiplications and slices of one stage."""
+
+    def __init__(
+        self,
+        convolution_options: Optional[Dict[str, str]] = None,
+        matmul_options: Optional[Dict[str, str]] = None,
+        slice_options: Optional[Dict[str, str]] = None,
+    ) -> None:
+        self.convolution_options = _poplar_options("convolution_options", convolution_options)
+        self.matmul_options = _poplar_options("matmul_options", matmul_options)
+        self.slice_options = _poplar_options("slice_options", slice_options)
+
+
+class OptimizerFunctionOutput:
+    """What an optimizer function returns: the loss, and how its gradients are computed and applied."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
+        self,
+        opt: Any,
+        loss: Any,
+        compute_gradients_args: Optional[Tuple[Any, ...]] = None,
+        compute_gradients_kwargs: Optional[Dict[str, Any]] = None,
+        apply_gradients_args: Optional[Tuple[Any, ...]] = None,
+        apply_gradients_kwargs: Optional[Dict[str, Any]] = None,
+        variables: Optional[Sequence[Any]] = None,
+        tape: Any = None,
+        gradient_capture_context: Any = None,
+        captured_gradient_outfeed: Any = None,
+    ) -> None:
+        if not isinstance(opt, (tf.compat.v1.train.Optimizer, *_keras_optimizers())):
+            raise TypeError(f"opt must be an optimizer, not {type(opt).__name__}.")
+        if not tf.is_tensor(loss):
+            raise TypeError(f"loss must be a tensor, not {type(loss).__name__}.")
+        for name, value, kind in (
+            ("compute_gradients_args", compute_gradients_args, tuple),
+            ("compute_gradients_kwargs", compute_gradients_kwargs, dict),
+            ("apply_gradients_args", apply_gradients_args, tuple),
+            ("apply_gradients_kwargs", apply_gradients_kwargs, dict),
+            ("variables", variables, (list, tuple)),
+            ("tape", tape, tf.GradientTape),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} has the type {type(value).__name__}, which it cannot have.")
+        if isinstance(opt, tf.compat.v1.train.Optimizer):
+            if variables is not None or tape is not None:
+                raise ValueError("variables and tape are for Keras optimizers; a TF1 optimizer takes var_list.")
+        elif compute_gradients_args is not None or compute_gradients_kwargs is not None:
+            raise ValueError("compute_gradients_args and compute_gradients_kwargs are for TF1 optimizers.")
+        if variables is not None and tape is not None:
+            raise ValueError("Give one of variables and tape, not both.")
+        self.opt, self.loss, self.variables, self.tape = opt, loss, variables, tape
+        self.compute_gradients_args = compute_gradients_args or ()
+        self.compute_gradients_kwargs = compute_gradients_kwargs or {}
+        self.apply_gradients_args = apply_gradients_args or ()
+        self.apply_gradients_kwargs = apply_gradients_kwargs or {}
+        self.gradient_capture_context = gradient_capture_context
+        self.captured_gradient_outfeed = captured_gradient_outfeed
+
+
+def recomputation_checkpoint(tensors: Any, name: Optional[str] = None) -> Any:
+    """Returns the tensors: nothing is recomputed here."""
+    with tf.name_scope(name or "recomputation_checkpoint"):
+        return tf.nest.map_structure(tf.identity, tensors)
+
+
+@tf.autograph.experimental.do_not_convert
+def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one rule after the other
+    computational_stages: Sequence[Any],
+    gradient_accumulation_count: Any = None,
+    gradient_accumulation_dtype: Any = None,
+    gradient_accumulation_for_captured_grads: bool = True,
+    repeat_count: int = 1,
+    batch_serialization_iterations: int = 1,
+    inputs: Any = None,
+    infeed_queue: Any = None,
+    outfeed_queue: Any = None,
+    optimizer_function: Optional[Callable[..., OptimizerFunctionOutput]] = None,
+    device_mapping: Optional[List[Any]] = None,
+    pipeline_schedule: Optional[PipelineSchedule] = None,
+    recomputation_mode: Optional[RecomputationMode] = None,
+    forward_propagation_stages_poplar_options: Optional[List[PipelineStageOptions]] = None,
+    backward_propagation_stages_poplar_options: Optional[List[PipelineStageOptions]] = None,
+    weight_update_poplar_options: Optional[PipelineStageOptions] = None,
+    offload_weight_update_variables: Optional[bool] = None,
+    replicated_optimizer_state_sharding: bool = False,
+    offload_activations: Optional[bool] = None,
+    offload_gradient_accumulation_buffers: Optional[bool] = None,
+    replicated_weight_sharding: Optional[bool] = None,
+    offload_weights: Optional[bool] = None,
+    continuous_weight_updates: bool = False,
+    outfeed_loss: bool = False,
+    accumulate_outfeed: bool = False,
+    accumulate_outfeed_dtype: Any = None,
+    outfeed_mask: Optional[List[bool]] = None,
+    reduction_method: Any = Method.SUM,
+    name: Optional[str] = None,
+) -> Any:
+    """Runs `repeat_count` times: `gradient_accumulation_count` micro batches through all stages, then one update.
+
+    Returns the operation that does it.
+    """
+    del gradient_accumulation_for_captured_grads
+    training = optimizer_function is not None
+    stages = _stage_functions(computational_stages)
+    count = _count(gradient_accumulation_count)
+    schedule = PipelineSchedule.Grouped if pipeline_schedule is None else pipeline_schedule
+    method = Method.parse(reduction_method)
+    check_options(
+        pipeline_schedule=pipeline_schedule,
+        recomputation_mode=recomputation_mode,
+        forward_propagation_stages_poplar_options=forward_propagation_stages_poplar_options,
+        backward_propagation_stages_poplar_options=backward_propagation_stages_poplar_options,
+        weight_update_poplar_options=weight_update_poplar_options,
+        offload_weight_update_variables=offload_weight_update_variables,
+        replicated_optimizer_state_sharding=replicated_optimizer_state_sharding,
+        offload_activations=offload_activations,
+        offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
+        replicated_weight_sharding=replicated_weight_sharding,
+        offload_weights=offload_weights,
+        continuous_weight_updates=continuous_weight_updates,
+    )
+    if not isinstance(repeat_count, numbers.Integral) or isinstance(repeat_count, bool):
+        raise TypeError(f"repeat_count must be an int, not {repeat_count!r}.")
+    for queue, method_name in ((infeed_queue, "_dequeue"), (outfeed_queue, "enqueue")):
+        if queue is not None and not hasattr(queue, method_name):
+            raise TypeError(f"{queue!r} is not a queue of the right kind.")
+    if (outfeed_mask is not None or outfeed_loss) and not training:
+        raise ValueError("outfeed_mask and outfeed_loss need an optimizer_function.")
+    if outfeed_mask is not None and outfeed_loss:
+        raise ValueError("Only one of outfeed_mask and outfeed_loss can be given.")
+    if accumulate_outfeed and getattr(getattr(outfeed_queue, "_mode", None), "name", None) != "ALL":
+        raise ValueError("accumulate_outfeed needs an outfeed_queue of the mode IPUOutfeedMode.ALL.")
+    devices = _devices(stages, device_mapping)
+    check_layout(
+        len(stages), devices, schedule, training,
+        forward_propagation_stages_poplar_options, backward_propagation_stages_poplar_options,
+    )  # fmt: skip
+    _check_serialization(batch_serialization_iterations, schedule, devices, method)
+    check_iterations(count, len(stages), schedule, training)
+    _check_room(devices)
+    if tf.executing_eagerly():
+        raise RuntimeError("A pipeline is part of a program: call it in the tf.function that strategy.run() gets.")
+
+    given = [tf.convert_to_tensor(value) for value in _as_list(inputs)]
+    accumulation = _Accumulation(count, method, gradient_accumulation_dtype)
+    sums = _OutfeedSums(count, accumulate_outfeed_dtype) if accumulate_outfeed else None
+
+    def micro_batch(number: Any, accumulated: List[Any], summed: List[Any]) -> Any:
+        position = tf.math.floormod(number, count)
+        element = () if infeed_queue is None else infeed_queue._dequeue()
+        with _no_captures_but(given):
+            outputs = _run_stages(stages, given, element)
+        effects = []
+        loss = None
+        if optimizer_function is not None:
+            result = _call(optimizer_function, outputs)
+            if not isinstance(result, OptimizerFunctionOutput):
+                raise TypeError(f"optimizer_function returned {result!r}, not an OptimizerFunctionOutput.")
+            loss = result.loss
+            accumulated, updated = accumulation.add(accumulated, position, result)
+            effects.append(updated)
+        feed = _to_outfeed(outputs, loss, outfeed_loss, outfeed_mask, training)
+        if feed is not None:
+            if outfeed_queue is None:
+                raise ValueError("The last stage has outputs, but there is no outfeed_queue to take them.")
+            if sums is None:
+                effects.append(outfeed_queue.enqueue(feed))
+            else:
+                summed, enqueued = sums.add(summed, position, feed, outfeed_queue.enqueue)
+                effects.append(enqueued)
+        with tf.control_dependencies([effect for effect in effects if effect is not None]):
+            return number + 1, accumulated, summed
+
+    vectors = [tf.TensorShape([None])] * len(_SUMMABLE)
+    with tf.name_scope(name or "pipeline"):
+        finished = tf.while_loop(
+            lambda number, *_: tf.less(number, int(repeat_count) * count),
+            micro_batch,
+            (tf.constant(0), _empty_vectors(), _empty_vectors()),
+            shape_invariants=(tf.TensorShape([]), vectors, list(vectors)),
+            parallel_iterations=1,
+        )
+        return tf.group(finished[0])
+
+
+def check_options(**options: Any) -> None:
+    """Raises TypeError for an option of a wrong type. It is shared with Keras models, which pass options on."""
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in ("pipeline_schedule", "recomputation_mode", "weight_update_poplar_options"):
+            kind = {"pipeline_schedule": PipelineSchedule, "recomputation_mode": RecomputationMode}.get(
+                name, PipelineStageOptions
+            )
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}.")
+        elif name.endswith("_stages_poplar_options"):
+            if not isinstance(value, list) or not all(isinstance(one, PipelineStageOptions) for one in value):
+                raise TypeError(f"{name} must be a list of PipelineStageOptions.")
+        elif name in ("gradient_accumulation_dtype", "accumulate_outfeed_dtype"):
+            if not callable(value):
+                tf.as_dtype(value)
+        elif name == "name":
+            if not isinstance(value, str):
+                raise TypeError(f"name must be a str, not {value!r}.")
+        elif not isinstance(value, bool):
+            raise TypeError(f"{name} must be a bool, not {value!r}.")
+        elif name == "continuous_weight_updates" and value:
+            raise NotImplementedError("continuous_weight_updates is not supported.")
+
+
+def check_layout(
+    stages: int,
+    devices: Sequence[Any],
+    schedule: PipelineSchedule,
+    training: bool,
+    *stage_options: Optional[Sequence[Any]],
+) -> None:
+    """Raises for too few stages, for lists of a wrong length, and for stages that the schedule cannot place so."""
+    if stages < 2:
+        raise ValueError(f"Pipeline requires at least two computational stages. There is {stages}.")
+    if len(devices) != stages:
+        raise ValueError(f"device_mapping has {len(devices)} entries for {stages} stages.")
+    for options in stage_options:
+        if options is not None and len(options) != stages:
+            raise ValueError(f"There are Poplar options for {len(options)} stages, but {stages} stages.")
+    used = _flat(devices)
+    if training and schedule == PipelineSchedule.Interleaved and len(set(used)) != len(used):
+        raise NotImplementedError("Training with the Interleaved schedule needs a device of its own for every stage.")
+
+
+def check_iterations(iterations: int, stages: int, schedule: PipelineSchedule, training: bool) -> None:
+    """Raises FailedPreconditionError, as the SDK's compiler does, for a number that does not fill the schedule."""
+    multiple = 1
+    if schedule == PipelineSchedule.Grouped:
+        multiple = 2 * stages if training else stages
+    elif schedule == PipelineSchedule.Interleaved:
+        multiple = stages
+    tiles = ipu_config.configured_system().config.io_tiles
+    if schedule == PipelineSchedule.Grouped and tiles.num_io_tiles and tiles.place_ops_on_io_tiles:
+        if iterations < multiple + 2:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"The number of iterations of the pipeline must be at least {multiple + 2} with I/O tiles, "
+                f"but it is {iterations}.",
+            )
+    elif iterations < multiple or iterations % multiple:
+        raise tf.errors.FailedPreconditionError(
+            None,
+            None,
+            f"The number of iterations of the pipeline must be a multiple of {multiple} for {stages} stages and the "
+            f"schedule {schedule.name}, but it is {iterations}.",
+        )
+
+
+def ipus_for(devices: Sequence[Any]) -> int:
+    """Returns the IPUs that one replica occupies: the power of two that holds its devices."""
+    return 1 << max(_flat(devices), default=0).bit_length()
+
+
+def replicas_for(ipus: int, needed: int) -> int:
+    """Returns how many replicas of so many IPUs each a device of `ipus` holds."""
+    if ipus % needed:
+        raise tf.errors.InternalError(
+            None, None, f"One replica needs {needed} IPUs, and the device's {ipus} IPUs are not a multiple of that."
+        )
+    return ipus // needed
+
+
+def _check_room(devices: Sequence[Any]) -> None:
+    """A pipeline takes several IPUs, so there are fewer replicas than IPUs."""
+    needed = ipus_for(devices)
+    strategy = tf.distribute.get_strategy()
+    ipus = strategy.ipus() if hasattr(strategy, "ipus") else ipu_config.configured_system().ipus_per_device[0]
+    allowed = replicas_for(ipus, needed)
+    program = replicas.current()
+    if program is not None and program.replicas != allowed:
+        # For whoever traces the program: autograph lets no exception class of our own through.
+        program.fitting_replicas = allowed
+        raise RuntimeError(
+            f"The program was traced for {program.replicas} replicas, but the device holds {allowed} of {needed} IPUs."
+        )
+
+
+def _check_serialization(iterations: int, schedule: PipelineSchedule, devices: Sequence[Any], method: Method) -> None:
+    if iterations == 1:
+        return
+    if method is Method.MEAN:
+        raise ValueError("batch_serialization_iterations cannot be used with the reduction method MEAN.")
+    if schedule != PipelineSchedule.Sequential or len(set(_flat(devices))) > 1:
+        raise NotImplementedError(
+            "batch_serialization_iterations is supported with the Sequential schedule on one IPU only."
+        )
+    raise NotImplementedError("The emulator has no batch serialisation: use micro batches of that size instead.")
+
+
+class _Accumulation:
+    """The gradients of the micro batches of one update, reduced as asked, and the update."""
+
+    def __init__(self, count: int, method: Method, dtype: Any) -> None:
+        self._count, self._method, self._dtype = count, method, dtype
+
+    def add(self, vectors: List[Any], position: Any, output: OptimizerFunctionOutput) -> Tuple[List[Any], Any]:
+        """Returns the accumulators with one micro batch more, and the update, which the last of them makes."""
+        pairs = [(gradient, variable) for gradient, variable in _gradients(output) if gradient is not None]
+        gradients = [tf.cast(tf.convert_to_tensor(gradient), self._type_for(variable)) for gradient, variable in pairs]
+        reduced = [
+            self._reduce(_before(vector, arrived, position), arrived, position)
+            for vector, arrived in zip(vectors, _to_vectors(gradients))
+        ]
+
+        def update() -> Any:
+            handed_on = zip(_from_vectors(reduced, gradients), [variable for _, variable in pairs])
+            applied = output.opt.apply_gradients(
+                list(handed_on), *output.apply_gradients_args, **output.apply_gradients_kwargs
+            )
+            with tf.control_dependencies([applied] if isinstance(applied, (tf.Operation, tf.Tensor)) else []):
+                return tf.constant(0)
+
+        return reduced, _at_the_end(position, self._count, update)
+
+    def _reduce(self, before: Any, gradient: Any, position: Any) -> Any:
+        if not gradient.dtype.is_floating or self._method is Method.SUM:
+            return before + gradient
+        if self._method is Method.MEAN:
+            return before + gradient / tf.cast(self._count, gradient.dtype)
+        seen = tf.cast(position, gradient.dtype)
+        return before * (seen / (seen + 1)) + gradient / (seen + 1)
+
+    def _type_for(self, variable: Any) -> Any:
+        return _chosen_type(self._dtype, variable)
+
+
+class _OutfeedSums:
+    """The outputs of the micro batches of one update, added up."""
+
+    def __init__(self, count: int, dtype: Any) -> None:
+        self._count, self._dtype = count, dtype
+
+    def add(self, vectors: List[Any], position: Any, feed: Any, enqueue: Callable[[Any], Any]) -> Tuple[List[Any], Any]:
+        """Returns the sums with one micro batch more, and the enqueueing, which the last of them makes."""
+        tensors = [tf.cast(tensor, _chosen_type(self._dtype, tensor)) for tensor in tf.nest.flatten(feed)]
+        summed = [
+            _before(vector, arrived, position) + arrived for vector, arrived in zip(vectors, _to_vectors(tensors))
+        ]
+
+        def send() -> Any:
+            sent = enqueue(tf.nest.pack_sequence_as(feed, _from_vectors(summed, tensors)))
+            with tf.control_dependencies([sent] if isinstance(sent, (tf.Operation, tf.Tensor)) else []):
+                return tf.constant(0)
+
+        return summed, _at_the_end(position, self._count, send)
+
+
+def _at_the_end(position: Any, count: int, act: Callable[[], Any]) -> Any:
+    """Acts with the last of `count` micro batches. What it uses may come from that micro batch: a learning rate does.
+
+    That is why it is a condition in the loop over micro batches and no loop around it.
+    """
+    return act() if count == 1 else tf.cond(tf.equal(position, count - 1), act, lambda: tf.constant(0))
+
+
+# A loop wants to know its variables before it is traced, and which gradients there are is known after that. So the
+# loop has one vector for each type, which holds all tensors of the type one after the other.
+
+
+def _empty_vectors() -> List[Any]:
+    return [tf.zeros([0], dtype) for dtype in _SUMMABLE]
+
+
+def _to_vectors(tensors: Sequence[Any]) -> List[Any]:
+    for tensor in tensors:
+        if tensor.dtype not in _SUMMABLE:
+            raise ValueError(f"{tensor.dtype.name} cannot be accumulated.")
+    parts = [[tf.reshape(tensor, [-1]) for tensor in tensors if tensor.dtype == dtype] for dtype in _SUMMABLE]
+    return [tf.concat(part, axis=0) if part else tf.zeros([0], dtype) for part, dtype in zip(parts, _SUMMABLE)]
+
+
+def _from_vectors(vectors: Sequence[Any], like: Sequence[Any]) -> List[Any]:
+    place = dict(zip(_SUMMABLE, vectors))
+    start = {dtype: tf.constant(0) for dtype in _SUMMABLE}
+    tensors = []
+    for tensor in like:
+        dtype, size = tensor.dtype, tf.size(tensor)
+        part = tf.slice(place[dtype], [start[dtype]], [size])
+        start[dtype] += size
+        tensors.append(tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape))
+    return tensors
+
+
+def _before(vector: Any, arrived: Any, position: Any) -> Any:
+    """Returns what has been accumulated: nothing before the first micro batch of an update."""
+    return tf.cond(tf.equal(position, 0), lambda: tf.zeros_like(arrived), lambda: vector)
+
+
+def _gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
+    if output.gradient_capture_context is not None or output.captured_gradient_outfeed is not None:
+        raise NotImplementedError("The emulator's pipelines do not capture gradients.")
+    if isinstance(output.opt, tf.compat.v1.train.Optimizer):
+        return list(
+            output.opt.compute_gradients(output.loss, *output.compute_gradients_args, **output.compute_gradients_kwargs)
+        )
+    if output.tape is not None:
+        variables = output.tape.watched_variables()
+        return list(zip(output.tape.gradient(output.loss, variables), variables))
+    if output.variables is None:
+        raise RuntimeError("A Keras optimizer needs `variables` or `tape` in OptimizerFunctionOutput.")
+    compute = getattr(output.opt, "get_gradients", tf.gradients)
+    return list(zip(compute(output.loss, list(output.variables)), output.variables))
+
+
+def _keras_optimizers() -> Tuple[type, ...]:
+    """Keras' base classes of optimizers: the two of tf.keras, and the one inside TensorFlow."""
+    from tensorflow.python.keras.optimizer_v2 import optimizer_v2
+
+    legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    return (tf.keras.optimizers.Optimizer, legacy.Optimizer, optimizer_v2.OptimizerV2)
+
+
+def _stage_functions(stages: Any) -> List[Any]:
+    if not isinstance(stages, (list, tuple)):
+        raise TypeError(f"computational_stages must be a list of functions, not {type(stages).__name__}.")
+    for stage in _flat(stages):
+        if not callable(stage):
+            raise TypeError(f"{stage!r} is no function, so it is no stage.")
+    return list(stages)
+
+
+def _count(given: Any) -> int:
+    if given is None:
+        raise ValueError("gradient_accumulation_count must be given.")
+    count = tf.get_static_value(given) if tf.is_tensor(given) else given
+    if count is None or isinstance(count, bool) or not isinstance(count, numbers.Integral):
+        raise TypeError(f"gradient_accumulation_count must be an int, or a constant, not {given!r}.")
+    if count < 1:
+        raise ValueError(f"gradient_accumulation_count must be 1 or more, not {count}.")
+    return int(count)
+
+
+def _devices(stages: List[Any], mapping: Any) -> List[Any]:
+    """Returns the device of each stage; parallel stages have a list of them."""
+    if mapping is None:
+        free: Iterator[Any] = iter(range(len(_flat(stages))))
+        return [[next(free) for _ in stage] if isinstance(stage, (list, tuple)) else next(free) for stage in stages]
+    if not isinstance(mapping, (list, tuple)):
+        raise TypeError(f"device_mapping must be a list of int, not {mapping!r}.")
+    for device in _flat(mapping):
+        if isinstance(device, bool) or not isinstance(device, numbers.Integral):
+            raise TypeError(f"device_mapping has an entry {device!r}, which is no int.")
+        if device < 0:
+            raise ValueError(f"device_mapping has an entry {device}, which is less than 0.")
+    return list(mapping)
+
+
+def _run_stages(stages: List[Any], given: List[Any], element: Any) -> Any:
+    """Returns what the last stage returns. The inputs and the data's element go to the first."""
+    if isinstance(element, dict) and all(isinstance(key, str) for key in element):
+        outputs = _run_stage(stages[0], given, element)
+    else:
+        outputs = _run_stage(stages[0], [*given, *_as_list(element)], {})
+    for stage in stages[1:]:
+        args, kwargs = ([], outputs) if isinstance(outputs, dict) else (_as_list(outputs), {})
+        outputs = _run_stage(stage, args, kwargs)
+    return outputs
+
+
+def _run_stage(stage: Any, args: List[Any], kwargs: Dict[str, Any]) -> Any:
+    if isinstance(stage, (list, tuple)):
+        return [output for function in stage for output in _as_list(_tensors(function(*args, **kwargs)))]
+    return _tensors(stage(*args, **kwargs))
+
+
+def _tensors(outputs: Any) -> Any:
+    if outputs is None:
+        return []
+    return tf.nest.map_structure(
+        lambda value: value if isinstance(value, tf.Operation) else tf.convert_to_tensor(value), outputs
+    )
+
+
+def _call(function: Callable[..., Any], outputs: Any) -> Any:
+    return function(**outputs) if isinstance(outputs, dict) else function(*_as_list(outputs))
+
+
+def _to_outfeed(outputs: Any, loss: Any, only_loss: bool, mask: Optional[List[bool]], training: bool) -> Any:
+    """Returns what is enqueued, in the SDK's structure; None if there is nothing."""
+    if only_loss:
+        return loss
+    if not training and (isinstance(outputs, dict) or tf.is_tensor(outputs)):
+        return outputs or None if isinstance(outputs, dict) else outputs
+    flat = [one for one in tf.nest.flatten(outputs) if not isinstance(one, tf.Operation)]
+    if mask is not None:
+        if len(mask) != len(flat):
+            raise ValueError(f"outfeed_mask has {len(mask)} entries for {len(flat)} outputs of the last stage.")
+        flat = [output for output, masked in zip(flat, mask) if not masked]
+    return flat or None
+
+
+@contextlib.contextmanager
+def _no_captures_but(allowed: Sequence[Any]) -> Iterator[None]:
+    """Refuses stages that use a tensor from outside; variables and other resources they may use."""
+    graph = tf.compat.v1.get_default_graph()
+    known = {id(tensor) for tensor in (*allowed, *getattr(graph, "external_captures", ()))}
+    yield
+    for tensor in getattr(graph, "external_captures", ()):
+        if id(tensor) not in known and tensor.dtype not in (tf.resource, tf.variant):
+            raise ValueError(
+                f"A stage uses {tensor!r}, which is neither its input nor a variable: "
+                "pass it in `inputs` or through the infeed_queue."
+            )
+
+
+def _chosen_type(choice: Any, tensor: Any) -> Any:
+    """Returns the type of an accumulator: the tensor's, the one given, or what the function given says."""
+    chosen = choice(tensor) if callable(choice) and not isinstance(choice, type) else choice
+    return tf.as_dtype(tensor.dtype if chosen is None else chosen).base_dtype
+
+
+def _poplar_options(name: str, options: Optional[Dict[str, str]]) -> Dict[str, str]:
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise TypeError(f"{name} must be a dict, not {type(options).__name__}.")
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"{name}: {key!r}: {value!r}, but names and values must be str.")
+    return options
+
+
+def _as_list(values: Any) -> List[Any]:
+    if values is None:
+        return []
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def _flat(nested: Sequence[Union[Any, Sequence[Any]]]) -> List[Any]:
+    """Returns the entries, and those of a list among them in its place."""
+    return [one for entry in nested for one in (entry if isinstance(entry, (list, tuple)) else [entry])]

@@ -1,0 +1,45 @@
+"""`tensorflow.python.ipu.optimizers.cross_replica_optimizer`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any, Iterable, Iterator, Optional
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
+
+
+class CrossReplicaOptimizer(IpuOptimizer):
+    """Updates with the mean of the replicas' gradients, so that their weights stay equal."""
+
+    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+        super().__init__(opt, name)
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
+    ) -> Any:
+        """Takes the mean over the replicas and hands it on."""
+        from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
+
+        reduced = [
+            (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
+            for gradient, var in grads_and_vars
+        ]
+        with _reduced_already():
+            return super().apply_gradients(reduced, global_step, name)
+
+
+@contextlib.contextmanager
+def _reduced_already() -> Iterator[None]:
+    """Inside, a strategy does not add up over the replicas, as it does for TF1 optimizers of its own accord."""
+    program = replicas.current()
+    if program is None:
+        yield
+        return
+    updating = dataclasses.replace(program, updating=True)
+    with replicas.traced_as(updating):
+        yield
+    program.random_ops = updating.random_ops

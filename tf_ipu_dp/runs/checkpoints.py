@@ -1,0 +1,318 @@
+"""Checkpoints on disk: folders that are there as a whole or not at all, each with a manifest that proves it.
+
+No TensorFlow: the caller writes the state, this module makes it last. A checkpoint is written into a temporary folder
+beside the others, hashed, forced to the disk and renamed, so that a kill or a power cut at any moment leaves the ones
+before it as they were. Processes that write into the same store wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from tf_ipu_dp.runs import run_folder
+
+SCHEMA = 1
+
+_MANIFEST = "manifest.json"
+_TEMPORARY = ".tmp-"
+_ASIDE = "set-aside-"
+_STEP = re.compile("step-[0-9]{8,}")
+_MOST_VARIABLES_NAMED = 3
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or used. The text is shown to the user as is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateFile:
+    """What a file has to be to be the one that was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Where a run stood, and all that is needed to go on from there. Everything in it is what JSON can carry."""
+
+    step: int
+    epoch: int
+    samples_into_epoch: int
+    # As typed after `=`, by the flags' names; a flag that was not given is left out.
+    flags: Dict[str, str]
+    plan: Dict[str, Any]
+    variables: Tuple[Tuple[str, Tuple[int, ...], str], ...]  # name, shape, type
+    random_state: Dict[str, Any]
+    versions: Dict[str, str]
+    time: str
+    files: Dict[str, StateFile] = dataclasses.field(default_factory=dict)  # filled in by the store
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte was found to be as written."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def prefix(self) -> Path:
+        """What `tf.train.Checkpoint.read` takes."""
+        return _prefix(self.path)
+
+
+class Store:
+    """The checkpoints of one run, of which the newest `keep` stay. `say` is given a sentence about each damaged one."""
+
+    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._say = say
+
+    def save(self, manifest: Manifest, write: Callable[[Path], None]) -> Checkpoint:
+        """Makes a checkpoint of what `write(prefix)` writes, then removes the oldest beyond those to keep.
+
+        A good checkpoint of the same step is kept and nothing written. When the disk refuses, nothing half-written
+        stays and the error names the checkpoint to go on from.
+        """
+        path = self.folder / f"step-{manifest.step:08d}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._alone(wait=True):
+                saved = self._good(path) or self._write(path, manifest, write)
+                older = [other for other in self._paths() if _step_of(other) < manifest.step]
+                self._remove(older[self._keep - 1 :])
+                return saved
+        except Exception as error:
+            # TensorFlow has its own errors for a full disk and the like, all of which carry a code.
+            if not isinstance(error, OSError) and not hasattr(error, "error_code"):
+                raise
+            raise CheckpointError(
+                f"The checkpoint of step {manifest.step:,} cannot be written to {self.folder} ({_reason(error)}); "
+                f"{self._last_good()}."
+            ) from error
+
+    def newest(self) -> Optional[Checkpoint]:
+        """Returns the newest good checkpoint; names the damaged ones before it, and removes what dead writers left."""
+        with contextlib.suppress(OSError):  # held by a live writer, or a folder that we may only read
+            if self.folder.is_dir():
+                with self._alone(wait=False):
+                    pass
+        gone = False
+        for path in self._paths():
+            try:
+                return _open_own(path)
+            except _DamageError as damage:
+                gone = gone or not path.exists()
+                if path.exists():
+                    self._say(f"{path} is damaged and left out: {damage}.")
+        return self.newest() if gone else None
+
+    def steps(self) -> List[int]:
+        """Returns the steps that have a checkpoint, good or not, in ascending order."""
+        return sorted(map(_step_of, self._paths()))
+
+    def set_aside_after(self, step: int) -> None:
+        """Renames the checkpoints of later steps, which the run that goes on from this one will make again."""
+        if self._paths():
+            with self._alone(wait=True):
+                for path in self._paths():
+                    if _step_of(path) > step:
+                        aside = path.with_name(f"{_ASIDE}{path.name}")
+                        self._remove([aside] if aside.exists() else [])
+                        path.rename(aside)
+
+    @contextlib.contextmanager
+    def _alone(self, *, wait: bool) -> Iterator[None]:
+        """Keeps other writers out. What is temporary at the beginning then belongs to a dead one, and is removed."""
+        lock = run_folder.lock_file(self.folder / ".lock", wait=wait)
+        try:
+            for path in self.folder.glob(f"{_TEMPORARY}*") if lock else ():
+                shutil.rmtree(path, ignore_errors=True)
+            yield
+        finally:
+            if lock:
+                lock.close()
+
+    def _good(self, path: Path) -> Optional[Checkpoint]:
+        try:
+            return _open_own(path)
+        except _DamageError:
+            return None
+
+    def _write(self, path: Path, manifest: Manifest, write: Callable[[Path], None]) -> Checkpoint:
+        temporary = self._temporary(path.name)
+        try:
+            temporary.mkdir()
+            write(_prefix(temporary))
+            files = {
+                entry.relative_to(temporary).as_posix(): entry for entry in temporary.rglob("*") if entry.is_file()
+            }
+            manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
+            run_folder.sync_tree(temporary)
+            run_folder.write_durably(temporary / _MANIFEST, _seal(dataclasses.asdict(manifest)))
+            if path.exists():  # damaged
+                self._remove([path])
+            temporary.rename(path)
+            run_folder.sync(self.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return Checkpoint(path, manifest)
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """Takes folders away by a rename, so that none is ever there in part under its own name."""
+        for path in paths:
+            shutil.rmtree(path.rename(self._temporary(path.name)), ignore_errors=True)
+
+    def _temporary(self, name: str) -> Path:
+        return self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex}"
+
+    def _paths(self) -> List[Path]:
+        """Returns the checkpoints' folders, newest first."""
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in entries if _STEP.fullmatch(path.name)), key=_step_of, reverse=True)
+
+    def _last_good(self) -> str:
+        found = Store(self.folder, self._keep, lambda _: None).newest()
+        return f"the last good one is {found.path.name}" if found else "there is no good one before it"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Returns the checkpoint in a folder, or refuses it with what is wrong."""
+    try:
+        return _open(path)
+    except _DamageError as damage:
+        raise CheckpointError(f"{path} is not a good checkpoint: {damage}.") from damage
+
+
+def differences(
+    saved: Manifest,
+    flags: Mapping[str, str],
+    variables: Sequence[Tuple[str, Tuple[int, ...], str]],
+    must_match: Iterable[str],
+) -> List[str]:
+    """Returns what keeps a checkpoint from being used, in parts of a sentence; nothing when it fits.
+
+    `must_match` names the flags that have to be as they were.
+    """
+    parts = []
+    for name in must_match:
+        was, now = saved.flags.get(name, "not given"), flags.get(name, "not given")
+        if was != now:
+            parts.append(f"--{name} was {was} and is {now}")
+    before, after = _by_name(saved.variables), _by_name(variables)
+    differing = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    named = differing[:_MOST_VARIABLES_NAMED]
+    parts += [
+        f"the variable {name} was {before.get(name, 'not there')} and is {after.get(name, 'not there')}"
+        for name in named
+    ]
+    if len(differing) > len(named):
+        parts.append(f"{len(differing) - len(named)} more variables differ")
+    return parts
+
+
+class _DamageError(Exception):
+    """What is wrong with a checkpoint, as a part of a sentence."""
+
+
+def _prefix(path: Path) -> Path:
+    return path / "state"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name[len("step-") :])
+
+
+def _open_own(path: Path) -> Checkpoint:
+    """Opens a checkpoint of a store, whose name has to say the step."""
+    found = _open(path)
+    if found.manifest.step != _step_of(path):
+        raise _DamageError(f"it holds step {found.manifest.step}")
+    return found
+
+
+def _open(path: Path) -> Checkpoint:
+    try:
+        manifest = _parse((path / _MANIFEST).read_bytes().decode())
+        for name, expected in manifest.files.items():
+            _check(path / name, name, expected)
+    except FileNotFoundError as error:
+        raise _DamageError(f"{Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise _DamageError(f"{Path(error.filename or path).name} cannot be read ({_reason(error)})") from error
+    except UnicodeDecodeError as error:
+        raise _DamageError(f"{_MANIFEST} is not text") from error
+    return Checkpoint(path, manifest)
+
+
+def _check(path: Path, name: str, expected: StateFile) -> None:
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise _DamageError(f"{name} has {size:,} bytes in place of {expected.bytes:,}")
+    if _measure(path) != expected:
+        raise _DamageError(f"{name} has other bytes than were written (its SHA-256 differs)")
+
+
+def _measure(path: Path) -> StateFile:
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        for block in iter(lambda: handle.read(1 << 20), b""):
+            digest.update(block)
+        return StateFile(handle.tell(), digest.hexdigest())
+
+
+def _seal(content: Any) -> str:
+    """Returns the manifest's text: always the same for the same content, with a hash of it inside."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    sealed = {"schema": SCHEMA, "sha256": digest, "manifest": content}
+    return json.dumps(sealed, sort_keys=True, allow_nan=False, indent=1) + "\n"
+
+
+def _parse(text: str) -> Manifest:
+    try:
+        sealed = json.loads(text)
+        schema, content = sealed["schema"], sealed["manifest"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _DamageError(f"{_MANIFEST} is not a manifest") from error
+    if schema != SCHEMA:
+        raise _DamageError(f"{_MANIFEST} is of schema {schema!r}, and this version reads {SCHEMA}")
+    # The text is made again rather than only hashed: a changed blank, too, is a sign of a failing disk.
+    try:
+        intact = _seal(content) == text
+    except ValueError:
+        intact = False
+    if not intact:
+        raise _DamageError(f"{_MANIFEST} has other bytes than were written (its SHA-256 differs)")
+    variables = tuple((name, tuple(shape), dtype) for name, shape, dtype in content.pop("variables"))
+    files = {name: StateFile(**entry) for name, entry in content.pop("files").items()}
+    return Manifest(variables=variables, files=files, **content)
+
+
+def _by_name(variables: Iterable[Tuple[str, Tuple[int, ...], str]]) -> Dict[str, str]:
+    """Maps names to shape and type as text; variables that share a name are told apart by their order."""
+    seen: Counter[str] = Counter()
+    described = {}
+    for name, shape, dtype in variables:
+        seen[name] += 1
+        key = name if seen[name] == 1 else f"{name} (number {seen[name]} of this name)"
+        described[key] = f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+    return described
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # TensorFlow puts the temporary file's path in front of the reason, and the operation's name after it.
+    message = " ".join(str(getattr(error, "message", error)).split())
+    return re.sub(r" \[Op:\w+\]$", "", message).split("; ")[-1]

@@ -1,0 +1,130 @@
+"""What a run says while it works: bars on a terminal, plain lines in a file. No TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any, Iterator, Optional, TextIO
+
+_TICK_S = 1.0
+
+
+def render_duration(seconds: float) -> str:
+    """Returns `42 s`, `3m 05s` or `1h 25m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def _has_a_size(stream: TextIO) -> bool:
+    """Whether a terminal says how wide it is; one that does not would be shown neither bar nor lines."""
+    try:
+        return all(os.get_terminal_size(stream.fileno()))
+    except (OSError, ValueError):
+        return True
+
+
+class _Patient:
+    """A stream whose reader may go away: nobody then hears, and the run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: Optional[TextIO] = stream
+        self.encoding = getattr(stream, "encoding", None)
+
+    def write(self, text: str) -> None:
+        try:
+            if self._stream:
+                self._stream.write(text)
+        except (OSError, ValueError):
+            self._stream = None
+
+    def flush(self) -> None:
+        try:
+            if self._stream:
+                self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None
+
+
+class Console:
+    """Speaks for one instance. A quiet one only passes warnings on."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
+        self._stream = _Patient(stream)
+        self._terminal = stream.isatty() and _has_a_size(stream)
+        self._quiet = quiet
+        self._bar: Optional[Any] = None
+
+    def say(self, text: str) -> None:
+        """Says a line, above the bar if there is one."""
+        if not self._quiet:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Says a line even if the speaker is a quiet one."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._stream.write(text.rstrip("\n") + "\n")
+        self._stream.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Shows a clock while something takes long, and in the end how long it took."""
+        if self._quiet:
+            yield
+            return
+        started = time.monotonic()
+        done = threading.Event()
+        clock = threading.Thread(target=self._tick, args=(what, started, done), daemon=True)
+        self._stream.write(f"{what}..." + ("" if self._terminal else "\n"))
+        self._stream.flush()
+        if self._terminal:
+            clock.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if self._terminal:
+                clock.join()
+            start = "\r" if self._terminal else ""
+            self._stream.write(f"{start}{what}... {render_duration(time.monotonic() - started)}\n")
+            self._stream.flush()
+
+    def begin_epoch(self, number: int, updates: int, done: int) -> None:
+        """Starts the bar of an epoch (counted from 1), of which some updates are done already."""
+        if self._quiet or not self._terminal:
+            return
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            desc=f"[Epoch {number:02d}]", total=updates, initial=done, file=self._stream, dynamic_ncols=True,
+            mininterval=0.1,
+        )  # fmt: skip
+
+    def advance(self, updates: int, loss: float, accuracy: float) -> None:
+        """Moves the bar by some updates."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss={loss:.3g}, acc={100 * accuracy:.1f}", refresh=False)
+            self._bar.update(updates)
+
+    def end_epoch(self) -> None:
+        """Leaves the bar of the epoch standing."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def log(self, text: str) -> None:
+        """Says a line of the log where there is no bar."""
+        if not self._quiet and not self._terminal:
+            self.warn(text)
+
+    def _tick(self, what: str, started: float, done: threading.Event) -> None:
+        while not done.wait(_TICK_S):
+            self._stream.write(f"\r{what}... {render_duration(time.monotonic() - started)}")
+            self._stream.flush()

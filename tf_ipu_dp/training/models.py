@@ -1,0 +1,198 @@
+"""Keras models of the architectures, their pipeline stages, and the model that is exported."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Sequence
+
+import tensorflow as tf
+
+from tf_ipu_dp.planning import architectures
+from tf_ipu_dp.planning.architectures import Architecture, Block, Layer
+
+NORMALISE = "normalise"
+
+# That of keras.applications, for all models.
+_EPSILON = 1.001e-5
+# With Keras' 0.99 a short run would validate with moving statistics that are still those of the start.
+_MOMENTUM = 0.9
+_HE = "he_normal"
+_MOST_GROUPS = 32
+_LEAST_IN_GROUP = 4
+
+
+def make_model(
+    architecture: Architecture, *, eight_bit_input: bool, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.keras.Model:
+    """Returns a functional model with float32 logits, in the global precision policy and the strategy in scope.
+
+    It takes raw uint8 images and normalises them in its first layer, or images that are normalised already, in the
+    precision that the policy computes in.
+    """
+    shape = (architecture.height, architecture.width, architecture.channels)
+    compute = tf.keras.mixed_precision.global_policy().compute_dtype
+    image = tf.keras.Input(shape, name=architectures.INPUT, dtype="uint8" if eight_bit_input else compute)
+    pixels = Normalise(mean, deviation, name=NORMALISE)(image) if eight_bit_input else image
+    if architecture.name not in architectures.APPLICATIONS:
+        return tf.keras.Model(image, _make_layers(architecture, pixels), name=architecture.name)
+    model = tf.keras.Model(image, _apply_application(architecture, pixels), name=architecture.name)
+    if architecture.norm == "group":
+        return tf.keras.models.clone_model(model, clone_function=_clone_with_group_norm)
+    for layer in model.layers:
+        if isinstance(layer, tf.keras.layers.BatchNormalization):
+            layer.momentum = _MOMENTUM
+    return model
+
+
+def assign_stages(model: tf.keras.Model, stages: Sequence[Sequence[Block]]) -> None:
+    """Puts each layer on the pipeline stage of its block. A single stage is no pipeline: nothing is assigned."""
+    if len(stages) < 2:
+        return
+    places = {name: stage for stage, blocks in enumerate(stages) for block in blocks for name in block.layers}
+    assignments = model.get_pipeline_stage_assignment()
+    for assignment in assignments:
+        # Only what prepares the input belongs to no block.
+        assignment.pipeline_stage = places.get(assignment.layer.name, 0)
+    model.set_pipeline_stage_assignment(assignments)
+
+
+def make_export_model(
+    model: tf.keras.Model, architecture: Architecture, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.keras.Model:
+    """Returns a float32 model with the same weights that takes raw uint8 images and gives probabilities.
+
+    It is plain Keras, for use outside any strategy: the call must stand outside the scope too.
+    """
+    assert not tf.distribute.has_strategy()
+    with _float32_policy():
+        logits = make_model(architecture, eight_bit_input=True, mean=mean, deviation=deviation)
+        for layer in model.layers:
+            if layer.weights:
+                logits.get_layer(layer.name).set_weights([weight.astype("float32") for weight in layer.get_weights()])
+        probabilities = tf.keras.layers.Softmax(name="probabilities")(logits.output)
+        return tf.keras.Model(logits.input, probabilities, name=architecture.name)
+
+
+def groups_of(channels: int) -> int:
+    """Returns into how many groups so many channels are normalised: up to 32, of 4 channels or more."""
+    most = max(min(_MOST_GROUPS, channels // _LEAST_IN_GROUP), 1)
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+class Normalise(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Turns pixels from 0 to 255 into numbers of mean 0 and deviation 1, per channel, in the compute precision."""
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.mean = [float(one) for one in mean]
+        self.deviation = [float(one) for one in deviation]
+
+    def call(self, inputs: Any) -> Any:
+        pixels = tf.cast(inputs, self.compute_dtype) / 255
+        return (pixels - tf.constant(self.mean, pixels.dtype)) / tf.constant(self.deviation, pixels.dtype)
+
+    def get_config(self) -> Dict[str, Any]:
+        return {**super().get_config(), "mean": list(self.mean), "deviation": list(self.deviation)}
+
+
+class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Normalises groups of channels of each sample. The statistics are computed in float32 whatever the policy."""
+
+    def __init__(self, groups: int, epsilon: float = _EPSILON, **options: Any) -> None:
+        super().__init__(**options)
+        self.groups = groups
+        self.epsilon = epsilon
+
+    def build(self, input_shape: Any) -> None:
+        channels = input_shape[-1]
+        self.gamma = self.add_weight(
+            "gamma", (channels,), dtype="float32", initializer="ones", experimental_autocast=False
+        )
+        self.beta = self.add_weight(
+            "beta", (channels,), dtype="float32", initializer="zeros", experimental_autocast=False
+        )
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        values = tf.cast(inputs, tf.float32)
+        # Pixels are added up per channel first, in the layout that they lie in; only then, on little data, channels
+        # per group. Moments of a five-dimensional view give the same, and whole models take up to half as long again.
+        centred = values - self._mean(values)
+        scale = self.gamma * tf.math.rsqrt(self._mean(tf.square(centred)) + self.epsilon)
+        return tf.cast(centred * scale + self.beta, self.compute_dtype)
+
+    def _mean(self, values: Any) -> Any:
+        """Returns the mean of each sample's groups, repeated for their channels."""
+        channels = values.shape[-1]
+        size = channels // self.groups
+        means = tf.reshape(tf.reduce_mean(values, [1, 2]), [-1, self.groups, size])
+        means = tf.tile(tf.reduce_mean(means, 2, keepdims=True), [1, 1, size])
+        return tf.reshape(means, [-1, 1, 1, channels])
+
+    def get_config(self) -> Dict[str, Any]:
+        return {**super().get_config(), "groups": self.groups, "epsilon": self.epsilon}
+
+
+def _make_layers(architecture: Architecture, pixels: Any) -> Any:
+    """Applies the layers of one of our own models to a tensor and returns the logits."""
+    tensors = {architectures.INPUT: pixels}
+    drawn = architectures.layers(architecture)
+    for layer in drawn:
+        inputs = [tensors[name] for name in layer.inputs]
+        if layer.name == architectures.HEAD:
+            made = _make_head(architecture)
+        else:
+            made = _make_layer(layer, architecture.norm, inputs[0].shape[-1])
+        tensors[layer.name] = made(inputs if layer.kind == "add" else inputs[0])
+    return tensors[drawn[-1].name]
+
+
+def _make_layer(layer: Layer, norm: str, channels: int) -> Any:
+    """Makes one layer of our own models; what it is applied to has so many channels."""
+    keras = tf.keras.layers
+    padding = "same" if layer.same else "valid"
+    name = layer.name
+    make: Dict[str, Callable[[], Any]] = {
+        "conv": lambda: keras.Conv2D(
+            layer.units, layer.kernel, layer.stride, padding, use_bias=layer.bias, kernel_initializer=_HE, name=name
+        ),
+        "norm": lambda: (
+            GroupNormalization(groups_of(channels), name=name)
+            if norm == "group"
+            else keras.BatchNormalization(momentum=_MOMENTUM, epsilon=_EPSILON, name=name)
+        ),
+        "relu": lambda: keras.ReLU(name=name),
+        "max_pool": lambda: keras.MaxPooling2D(layer.kernel, layer.stride, padding, name=name),
+        "mean_pool": lambda: keras.GlobalAveragePooling2D(name=name),
+        "flatten": lambda: keras.Flatten(name=name),
+        "dense": lambda: keras.Dense(layer.units, kernel_initializer=_HE, name=name),
+        "add": lambda: keras.Add(name=name),
+    }
+    return make[layer.kind]()
+
+
+def _make_head(architecture: Architecture) -> Any:
+    return tf.keras.layers.Dense(architecture.classes, dtype="float32", name=architectures.HEAD)
+
+
+def _apply_application(architecture: Architecture, pixels: Any) -> Any:
+    make = getattr(tf.keras.applications, architecture.name.replace("resnet", "ResNet"))
+    # Given a tensor, keras.applications does not ask for 32 pixels or more, nor for 3 channels.
+    body = make(include_top=False, weights=None, input_tensor=pixels, pooling="avg")
+    return _make_head(architecture)(body.output)
+
+
+def _clone_with_group_norm(layer: Any) -> Any:
+    if isinstance(layer, tf.keras.layers.BatchNormalization):
+        return GroupNormalization(groups_of(layer.input_shape[-1]), name=layer.name)
+    return type(layer).from_config(layer.get_config())
+
+
+@contextmanager
+def _float32_policy() -> Iterator[None]:
+    policy = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy("float32")
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(policy)

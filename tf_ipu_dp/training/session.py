@@ -1,0 +1,272 @@
+"""Puts a model on its device with the data that it learns from; measures and restores it.
+
+Written against the SDK's API alone; what it is given may be the Poplar SDK or the emulator. The run around it, its
+steps and its files are the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import random
+from typing import Any, Callable, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs import checkpoints, records
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import models, optimizers
+
+_POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
+_PREFETCH_DEPTH = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The IPUs of this instance, attached, and its place among the instances."""
+
+    strategy: Any
+    distributed: bool  # the strategy is PopDist's, which divides losses by all replicas
+    world: World
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSession:
+    """A model on its device, the data for it, and what belongs to its training."""
+
+    cfg: TrainConfig
+    plan: RunPlan
+    source: sources.Source
+    world: World
+    model: Any
+    evaluator: Any  # the same layers, with executions of the validation's length
+    schedule: Any
+    state: Any  # all that changes: weights, optimizer, loss scale
+
+    def variables(self) -> Tuple[Tuple[str, Tuple[int, ...], str], ...]:
+        """Returns the names, shapes and types of the weights."""
+        return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
+
+    def make_training(self, first_update: int, last_update: int) -> Any:
+        """Returns this instance's part of the samples of some updates, as the model takes them."""
+        return sources.make_training(
+            self.source,
+            self.plan,
+            instance=self.world.instance,
+            first_update=first_update,
+            last_update=last_update,
+            seed=self.cfg.seed,
+            augment=self.plan.augment,
+            eight_bit_io=self.cfg.eight_bit_io,
+            prefetch=self.cfg.prefetch,
+            deterministic=self.cfg.deterministic,
+            dtype=_input_dtype(self.plan),
+        )
+
+    def measure(self, moved: Callable[[], None] = lambda: None) -> records.Scores:
+        """Returns the scores over every validation sample, each counted once, whatever the replicas and instances.
+
+        `moved` is called after every execution.
+        """
+        run, instance = self.plan, self.world.instance
+        dataset = sources.make_validation(
+            self.source,
+            run,
+            instance=instance,
+            eight_bit_io=self.cfg.eight_bit_io,
+            prefetch=self.cfg.prefetch,
+            dtype=_input_dtype(run),
+        )
+        after = tf.keras.callbacks.LambdaCallback()
+        after.on_predict_batch_end = lambda batch, logs=None: moved()
+        outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
+        logits: Any = np.asarray(outputs, np.float64)
+        labels = sources.labels_of_validation(self.source, run, instance)
+        # An instance whose part of the validation is empty has no means.
+        own = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
+        sums = self.world.sums([own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))])
+        count, *totals = sums
+        return records.Scores(int(count), *(total / count for total in totals))
+
+    def restore(self, found: checkpoints.Checkpoint, *, whole: bool) -> None:
+        """Reads a checkpoint that was found to fit: all of it, or the weights alone."""
+        state = self.state if whole else tf.train.Checkpoint(model=self.model)
+        status = state.read(str(found.prefix))
+        status.assert_existing_objects_matched()
+        if not whole or found.manifest.step >= self.plan.epochs.updates:
+            status.expect_partial()  # the optimizer's part waits for steps that do not come
+
+
+def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
+    """Meets the other instances and attaches the IPUs.
+
+    It comes before all else that computes: seeds and TensorFlow's threads are set here, too.
+    """
+    _seed_everything(cfg)
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.allow_recompute = cfg.recompute
+    if cfg.deterministic:
+        ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
+    if cfg.precision == "16.16" and not cfg.deterministic:
+        # Without it, updates below half a step of the 16-bit weights are lost.
+        ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
+    distributed = bool(sdk.popdist.isPopdistEnvSet())
+    if distributed:
+        try:
+            sdk.popdist.init()
+        except RuntimeError as error:  # who cannot meet the others says why
+            raise cli.UsageError(cli.first_line(str(error))) from error
+        importlib.import_module("popdist.tensorflow").set_ipu_config(
+            ipu_config, ipus_per_replica=run.topology.ipus_per_replica
+        )
+    else:
+        ipu_config.auto_select_ipus = run.topology.ipus_per_instance
+    try:
+        ipu_config.configure_ipu_system()
+    except tf.errors.OpError as error:
+        # What is wrong with the system itself says what to do about it.
+        advice = " See who holds them with gc-monitor, or ask for fewer."
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            advice = ""
+        raise cli.UsageError(
+            f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
+        ) from error
+    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+    if distributed:
+        strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
+        strategy = strategies.PopDistStrategy()
+    else:
+        strategy = sdk.ipu.ipu_strategy.IPUStrategy()
+    several = run.topology.instances > 1
+    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
+    return Device(strategy, distributed, World(instance, run.topology.instances, collectives))
+
+
+def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
+    """Opens the data set to learn from; one that cannot be read is a `cli.UsageError`."""
+    try:
+        return sources.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
+    except tf.errors.OpError as error:
+        raise cli.UsageError(
+            f"--dataset={cfg.dataset} cannot be read ({type(error).__name__}: {cli.first_line(error.message)}). "
+            "Remove its folder and prepare it again."
+        ) from error
+
+
+def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, source: sources.Source) -> TrainingSession:
+    """Makes the model, its optimizer and its options on the device."""
+    strategy = device.strategy
+    recipe, batch, topology = run.recipe, run.batch, run.topology
+    scale, method = optimizers.gradient_scale(
+        recipe.reduction,
+        replicas=topology.replicas,
+        local_replicas=topology.local_replicas,
+        accumulation=batch.accumulation,
+        distributed=device.distributed,
+    )
+    with strategy.scope():
+        # Metrics made under the policy would count in 16 bits, too.
+        tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
+        model = models.make_model(
+            run.model.architecture,
+            eight_bit_input=cfg.eight_bit_io,
+            mean=run.dataset.mean,
+            deviation=run.dataset.deviation,
+        )
+        tf.keras.mixed_precision.set_global_policy("float32")
+        evaluator = tf.keras.Model(model.inputs, model.outputs)
+        optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
+        model.compile(
+            optimizer=optimizer,
+            loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
+            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            steps_per_execution=run.keras.steps_per_execution,
+        )
+        evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
+        for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
+            _set_options(each, cfg, run, sdk, accumulation, method)
+    return TrainingSession(
+        cfg=cfg,
+        plan=run,
+        source=source,
+        world=device.world,
+        model=model,
+        evaluator=evaluator,
+        schedule=optimizers.Schedule(recipe),
+        state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
+    )
+
+
+def score(logits: Any, labels: Any) -> records.Scores:
+    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first counts as the higher."""
+    rows = np.arange(len(labels))
+    highest = logits.max(axis=1, keepdims=True)
+    own = logits[rows, labels]
+    losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - own
+    columns = np.arange(logits.shape[1])
+    above = logits > own[:, None]
+    equal_before = (logits == own[:, None]) & (columns < labels[:, None])
+    rank = (above | equal_before).sum(axis=1)
+    # A NaN is above nothing; a sample without a finite own logit is not right.
+    right = np.isfinite(own)
+    count = len(labels)
+    top1, top5 = (float((right & (rank < k)).sum() / count) for k in (1, 5))
+    return records.Scores(samples=count, loss=float(losses.mean()), top1=top1, top5=top5)
+
+
+def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
+    topology = run.topology
+    model.set_replication_options(replicated_metric_reduction_method="MEAN")
+    model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
+    if topology.pipeline_stages == 1:
+        model.set_gradient_accumulation_options(
+            gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+        )
+        return
+    models.assign_stages(model, run.model.stages)
+    model.set_pipelining_options(
+        gradient_accumulation_steps_per_replica=accumulation,
+        gradient_accumulation_reduction_method=method,
+        pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+    )
+
+
+def _seed_everything(cfg: TrainConfig) -> None:
+    # Keras has opinions on callbacks that save and on models without metrics; a run's own lines are enough.
+    tf.get_logger().setLevel("ERROR")
+    random.seed(cfg.seed)
+    np.random.seed(cfg.seed % 2**32)
+    tf.random.set_seed(cfg.seed)
+    seed_keras = getattr(tf.keras.utils, "set_random_seed", None)  # initial weights, from TensorFlow 2.7 on
+    if seed_keras is not None:
+        seed_keras(cfg.seed % 2**32)
+    if cfg.deterministic or cfg.evaluate:
+        # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
+        with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook
+            tf.config.threading.set_intra_op_parallelism_threads(_threads())
+    if cfg.deterministic:
+        os.environ["TF_DETERMINISTIC_OPS"] = "1"
+        enable = getattr(tf.config.experimental, "enable_op_determinism", None)
+        if enable is not None:
+            enable()
+
+
+def _threads() -> int:
+    """A launcher that shares the cores among instances says how many; else half of them, for two micro batches."""
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // 2, 1)
+
+
+def _input_dtype(run: RunPlan) -> str:
+    return "float32" if run.recipe.precision == "32.32" else "float16"
