@@ -28,7 +28,7 @@ COMMANDS = {
 }
 HOLD = """
 import os, sys
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.devices import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=4)
 print("ready", flush=True)
 sys.stdin.read()

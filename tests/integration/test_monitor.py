@@ -23,7 +23,7 @@ from tf_ipu_dp.monitoring import snapshots
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
 import os, sys
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.devices import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=int(sys.argv[1]))
 attachment.begin_execution()
 print("ready", flush=True)
@@ -332,7 +332,9 @@ def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path):
 HELD_BACK = """
 import os, sys, time
 import tensorflow as tf
-from tf_ipu_dp import cli, data, optimizers, train
+from tf_ipu_dp import cli, train
+from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.training import optimizers
 
 def after_a_while(seconds, value):
     with tf.control_dependencies([tf.numpy_function(lambda: time.sleep(seconds), [], [])]):
@@ -342,10 +344,10 @@ def begin_after_a_while(self, *words, **names):
     time.sleep(0.05)
     return begin(self, *words, **names)
 
-make, call = data.make_training, optimizers.Crossentropy.call
+make, call = sources.make_training, optimizers.Crossentropy.call
 begin = tf.keras.callbacks.CallbackList.on_train_batch_begin
 if sys.argv[1] == "input":
-    data.make_training = lambda *a, **k: make(*a, **k).map(lambda image, label: (after_a_while(0.15, image), label))
+    sources.make_training = lambda *a, **k: make(*a, **k).map(lambda image, label: (after_a_while(0.15, image), label))
 if sys.argv[1] == "executions":
     tf.keras.callbacks.CallbackList.on_train_batch_begin = begin_after_a_while
 if sys.argv[1] == "late" and os.environ["POPDIST_REPLICA_INDEX_OFFSET"] != "0":

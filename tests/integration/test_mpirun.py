@@ -19,7 +19,7 @@ pytestmark = [
 
 PROGRAM = """
 import os, sys
-from tf_ipu_dp import emulator, world
+from tf_ipu_dp import emulator; from tf_ipu_dp.distributed import world
 emulator.install()
 os.environ.update(world.read_ranks(os.environ).variables(replicas=4, ipus_per_replica=1))
 import horovod.tensorflow as horovod, popdist, tensorflow as tf

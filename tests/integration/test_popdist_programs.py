@@ -61,7 +61,7 @@ import popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu import distributed
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
-from tf_ipu_dp.emulator import instances
+from tf_ipu_dp.emulator.runtime import instances
 
 popdist.init()
 own, count = popdist.getInstanceIndex(), popdist.getNumInstances()

@@ -435,7 +435,8 @@ class _Apart:
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
-        code = f"import sys; sys.path.append({root!r}); from tf_ipu_dp import telemetry; telemetry.serve({os.getpid()})"
+        serve = f"from tf_ipu_dp.monitoring import devices; devices.serve({os.getpid()})"
+        code = f"import sys; sys.path.append({root!r}); {serve}"
         self._rest = b""
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -181,7 +181,7 @@ def test_the_folder_is_the_flag_then_the_variable_then_the_home(tmp_path, monkey
 
 def test_looking_a_set_up_imports_neither_tensorflow_nor_numpy():
     code = (
-        "import sys; from tf_ipu_dp import catalogue; catalogue.find('mnist', None, None);"
+        "import sys; from tf_ipu_dp.datasets import lookup; lookup.find('mnist', None, None);"
         "sys.exit(bool({'tensorflow', 'tensorflow_datasets', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

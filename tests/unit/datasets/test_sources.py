@@ -298,7 +298,7 @@ def test_the_shipped_set_is_fashion_mnist_in_small():
 
 
 def test_the_shipped_set_comes_with_its_licence():
-    text = (Path(sources.__file__).parent / "datasets" / "fashion_mini.txt").read_text(encoding="utf-8")
+    text = (Path(sources.__file__).parent / "fashion_mini.txt").read_text(encoding="utf-8")
     assert "Copyright (c) 2017 Zalando SE" in text and "The MIT License" in text
 
 

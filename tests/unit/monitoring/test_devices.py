@@ -200,10 +200,11 @@ def test_a_device_that_fails_keeps_its_own_id_and_gets_none_that_is_guessed():
 
 def test_the_emulators_module_under_the_sdks_name_is_not_taken_for_the_sdk(partition):
     code = (
-        "from tf_ipu_dp import emulator, telemetry; emulator.install(); import gcipuinfo\n"
-        "reader = telemetry.open_reader('auto'); print(reader.name, reader.failure, reader.note)\n"
-        "try: telemetry.open_reader('poplar')\n"
-        "except telemetry.TelemetryError as error: print(error)"
+        "from tf_ipu_dp import emulator; from tf_ipu_dp.monitoring import devices\n"
+        "emulator.install(); import gcipuinfo\n"
+        "reader = devices.open_reader('auto'); print(reader.name, reader.failure, reader.note)\n"
+        "try: devices.open_reader('poplar')\n"
+        "except devices.TelemetryError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said = "the emulator stands in for the Poplar SDK in this process"
@@ -341,14 +342,14 @@ def test_who_is_interrupted_while_the_library_hangs_leaves_no_process_behind(lib
 
 
 def test_the_process_that_is_kept_apart_ends_at_once_if_its_parent_has():
-    code = "from tf_ipu_dp import telemetry; telemetry.serve(0)"
+    code = "from tf_ipu_dp.monitoring import devices; devices.serve(0)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         assert process.wait(30) == 0
 
 
 def test_a_process_that_tells_nothing_any_more_is_not_called_busy(partition, monkeypatch):
     code = (
-        "import os, sys; from tf_ipu_dp.emulator import registry\n"
+        "import os, sys; from tf_ipu_dp.emulator.devices import registry\n"
         "attachment = registry.Partition.from_environment(os.environ).attach(count=4)\n"
         "attachment.begin_execution(); print('ready', flush=True); sys.stdin.read()"
     )
@@ -447,7 +448,7 @@ def test_waiting_that_shows_only_at_the_end_is_taken_off_the_next_looks(partitio
 
 def test_ipus_of_other_processes_do_not_count(partition, clock):
     code = (
-        "import os, sys; from tf_ipu_dp.emulator import registry\n"
+        "import os, sys; from tf_ipu_dp.emulator.devices import registry\n"
         "attachment = registry.Partition.from_environment(os.environ).attach(count=4)\n"
         "attachment.begin_execution(); print('ready', flush=True); sys.stdin.read()"
     )
@@ -521,8 +522,8 @@ def test_a_period_of_less_than_a_second_is_refused():
 COMPUTE = """
 import os, time
 import tensorflow as tf
-from tf_ipu_dp import telemetry
-from tf_ipu_dp.emulator import gcipuinfo
+from tf_ipu_dp.monitoring import devices
+from tf_ipu_dp.emulator.sdk_api import gcipuinfo
 from tf_ipu_dp.emulator.sdk_api.ipu import config, ipu_strategy
 
 ipus = config.IPUConfig()
@@ -538,7 +539,7 @@ def compute(steps):
     return x
 
 strategy.run(compute, [tf.constant(1)])
-sampler = telemetry.Sampler(gcipuinfo, pid=os.getpid())
+sampler = devices.Sampler(gcipuinfo, pid=os.getpid())
 sampler.start()
 began = time.monotonic()
 while time.monotonic() - began < 2.5:
@@ -555,7 +556,7 @@ print(computing.utilisation_pct, idle.utilisation_pct, *computing.per_ipu_pct)
 def test_a_process_that_computes_is_busy_and_one_that_does_not_is_idle(partition, tmp_path):
     program = tmp_path / "compute.py"
     program.write_text(COMPUTE)
-    environ = {**os.environ, "PYTHONPATH": str(Path(devices.__file__).parents[1])}
+    environ = {**os.environ, "PYTHONPATH": str(Path(devices.__file__).parents[2])}
     done = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, text=True, check=True, env=environ)
     computing, idle, *ipus = done.stdout.split()
     assert float(computing) > 60

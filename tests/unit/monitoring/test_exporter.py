@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring import devices, exporter, snapshots
 
-DASHBOARD = Path(exporter.__file__).parents[1] / "docs" / "grafana-dashboard.json"
+DASHBOARD = Path(exporter.__file__).parents[2] / "docs" / "grafana-dashboard.json"
 BUSY = devices.Ipu(
     id=3, board_serial='b"1\n', utilisation_pct=75.0, session_utilisation_pct=50.0, input_wait_pct=5.0,
     clock_mhz=1330.0, power_w=40.5, die_temp_c=31.0, board_temp_c=29.0, board_power_w=114.7, error_state="no errors",

@@ -19,12 +19,12 @@ from tf_ipu_dp.runs import heartbeat
 HOLD = """
 import os, sys
 from pathlib import Path
-from tf_ipu_dp import heartbeat
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.runs import heartbeat
+from tf_ipu_dp.emulator.devices import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=2)
 if sys.argv[1] != "-":
     waits = {"input": heartbeat.INPUT, "others": heartbeat.OTHERS, "nothing": heartbeat.NOTHING}.get(sys.argv[3])
-    heart = heartbeat.Heart(
+    heart = heartbeat.StatusReporter(
         Path(sys.argv[1]), instance=int(sys.argv[2]), instances=2, planned_steps=640, waits_for=lambda: waits
     )
     heart.start()
@@ -109,7 +109,7 @@ def test_the_folder_of_a_run_that_was_started_elsewhere_is_found(watcher, hold, 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    monkeypatch.setenv("PYTHONPATH", str(Path(snapshots.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(snapshots.__file__).parents[2]))
     hold("runs/a")
     monkeypatch.chdir(tmp_path)
     assert watcher.look().processes[0].run_dir == str(elsewhere / "runs" / "a")

@@ -176,7 +176,7 @@ def test_a_cut_that_cannot_be_names_those_that_can(splits, said):
 
 def test_describing_a_model_needs_neither_tensorflow_nor_numpy():
     code = (
-        "import sys; from tf_ipu_dp import architectures; "
+        "import sys; from tf_ipu_dp.planning import architectures; "
         "architectures.describe('resnet50', height=224, width=224, channels=3, classes=10, norm='group'); "
         "sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )

@@ -21,7 +21,7 @@ VARIABLES = (("dense/kernel", (784, 10), "float32"), ("dense/bias", (10,), "floa
 PROGRAM = """
 import io, os, random, shutil, signal, sys, time
 from pathlib import Path
-from tf_ipu_dp import checkpoints
+from tf_ipu_dp.runs import checkpoints
 
 def manifest(step):
     return checkpoints.Manifest(

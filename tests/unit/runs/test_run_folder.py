@@ -24,7 +24,7 @@ from tf_ipu_dp.runs import run_folder
 NOW = datetime(2026, 1, 5, 10, 0, 0)
 HOLDER = """
 import sys, datetime
-from tf_ipu_dp import run_folder
+from tf_ipu_dp.runs import run_folder
 folder = run_folder.open_folder(sys.argv[1], name="x", now=datetime.datetime(2026, 1, 5), needed_bytes=0)
 print("held", flush=True)
 sys.stdin.read()
@@ -106,7 +106,7 @@ def test_a_folder_that_may_not_be_written_is_refused_in_a_sentence(closed):
     # As root everything may be written, so another user does it.
     program = """
 import os, sys, datetime
-from tf_ipu_dp import cli, run_folder
+from tf_ipu_dp import cli; from tf_ipu_dp.runs import run_folder
 if os.getuid() == 0:
     os.setgid(65534), os.setuid(65534)
 try:
@@ -217,7 +217,7 @@ def test_of_one_processs_errors_the_first_stays_and_another_processs_takes_its_p
     folder.write_error(0, "cause", final=True)
     folder.write_error(0, "consequence")
     assert [(error.text, error.final) for error in folder.read_errors()] == [("cause", True)]
-    program = "import sys; from pathlib import Path; from tf_ipu_dp import run_folder; "
+    program = "import sys; from pathlib import Path; from tf_ipu_dp.runs import run_folder; "
     program += "run_folder.RunFolder(Path(sys.argv[1])).write_error(0, 'next')"
     subprocess.run([sys.executable, "-c", program, str(folder.path)], check=True)
     assert [error.text for error in folder.read_errors()] == ["next"]
@@ -347,7 +347,7 @@ def test_a_reader_that_follows_the_metrics_finds_a_record_in_every_line_that_has
     program = """
 import sys
 from pathlib import Path
-from tf_ipu_dp import run_folder
+from tf_ipu_dp.runs import run_folder
 folder = run_folder.RunFolder(Path(sys.argv[1]))
 for step in range(3000):
     folder.append_metrics({"step": step, "text": "x" * 500})
@@ -372,7 +372,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_whole_lines_and_whole_files(small_
     program = """
 import json, sys
 from pathlib import Path
-from tf_ipu_dp import cli, run_folder
+from tf_ipu_dp import cli; from tf_ipu_dp.runs import run_folder
 folder = run_folder.RunFolder(Path(sys.argv[1]))
 folder.write_result({"updates": 1})
 sentences = []
@@ -403,7 +403,7 @@ def test_a_kill_while_a_file_is_replaced_leaves_the_old_or_the_new_one(tmp_path)
     program = """
 import os, signal, sys, random, time
 from pathlib import Path
-from tf_ipu_dp import run_folder
+from tf_ipu_dp.runs import run_folder
 folder = run_folder.RunFolder(Path(sys.argv[1]))
 folder.write_result({"number": 0, "text": ["0" * 60000] * 2})
 for _ in range(25):

@@ -16,7 +16,7 @@ from tf_ipu_dp.emulator.sdk_api import gcipuinfo
 
 HOLD = """
 import os, sys, time
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.devices import registry
 partition = registry.Partition.from_environment(os.environ)
 try:
     attachment = partition.attach(count=int(sys.argv[1]))
@@ -40,7 +40,7 @@ def partition(environ):
 
 KEEP = """
 import os, sys
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.devices import registry
 print(registry.Partition.from_environment(os.environ).keep(int(sys.argv[1]), 'other'), flush=True)
 sys.stdin.read()
 """
@@ -166,7 +166,7 @@ def test_a_forked_worker_cannot_give_its_parents_ipus_back(partition):
 def test_what_held_ipus_do_is_not_known_before_their_owner_has_told_it_twice(environ, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    silent = f"from tf_ipu_dp.emulator import registry; registry.BEAT_S = 600{HOLD}"
+    silent = f"from tf_ipu_dp.emulator.devices import registry; registry.BEAT_S = 600{HOLD}"
     with subprocess.Popen(
         [sys.executable, "-c", silent, "2"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -267,7 +267,7 @@ def test_what_is_told_survives_the_file_and_never_changes_its_length(partition):
 
 WORK = """
 import os, sys
-from tf_ipu_dp.emulator import registry
+from tf_ipu_dp.emulator.devices import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=2)
 attachment.begin_execution(lambda: 1 / 0)
 print("ready", flush=True)

@@ -256,11 +256,11 @@ def test_a_killed_instance_is_the_first_even_if_another_feels_its_loss_at_once(a
 
 LEAVING = """
 import os, socket, sys, time
-from tf_ipu_dp.emulator import leaving
+from tf_ipu_dp.emulator.launcher import exit_notices
 where = "\\0" + os.environ["WHERE"]
 own = socket.socket(socket.AF_UNIX)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    leaving.say(os.environ, 1)
+    exit_notices.say(os.environ, 1)
     own.bind(where)
     own.listen()
     other, _ = own.accept()
@@ -268,7 +268,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     sys.exit(int(os.environ["STATUS"]))
 while own.connect_ex(where):
     time.sleep(0.01)
-leaving.say(os.environ, 0)
+exit_notices.say(os.environ, 0)
 sys.exit(5)
 """
 

@@ -113,7 +113,7 @@ def test_a_class_made_from_a_refused_one_is_refused_when_called():
 def test_trace_points_do_nothing_and_need_no_tensorflow():
     code = """
 import sys
-from tf_ipu_dp.emulator import libpvti
+from tf_ipu_dp.emulator.sdk_api import libpvti
 channel = libpvti.createTraceChannel("steps")
 with libpvti.Tracepoint(channel, "one"):
     pass
