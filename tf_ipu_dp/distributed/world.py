@@ -117,11 +117,11 @@ class World:
     distributed: Any = None  # the SDK's module, if there are several
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is the instance that speaks and writes."""
         return self.instance == 0
 
-    def sums(self, values: Sequence[float]) -> List[float]:
+    def sum_over_instances(self, values: Sequence[float]) -> List[float]:
         """Returns the sums over all instances, of doubles: each travels exactly, whatever the wire carries."""
         return [sum(column) for column in zip(*self.gather_numbers(values))]
 
@@ -176,11 +176,11 @@ class World:
         return sorted({answer.decode() for answer in answers if answer})
 
     @staticmethod
-    def lost_another(message: str) -> bool:
+    def is_lost_peer(message: str) -> bool:
         """Whether an error of the device is the echo of another instance's end."""
         return any(word in message for word in _LOST)
 
-    def agree(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def broadcast_from_leader(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns instance 0's value on all of them."""
         answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
         return answer

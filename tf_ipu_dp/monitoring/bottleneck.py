@@ -40,7 +40,7 @@ class Facts:
     eight_bit_io: bool = False
     compile_s: float = 0.0
     total_s: float = 0.0  # of the whole run; 0: not known
-    keeping_s: float = 0.0  # logging and checkpoints, within the times
+    bookkeeping_s: float = 0.0  # logging and checkpoints, within the times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _collective(sums: Sequence[_Sums], stretches: Sequence[Sequence[InstanceTime
 
 
 def _keeping(seconds: float, facts: Facts) -> Optional[Verdict]:
-    share = facts.keeping_s / seconds
+    share = facts.bookkeeping_s / seconds
     if share <= HELD_BACK:
         return None
     sentence = (
@@ -168,7 +168,7 @@ def _keeping(seconds: float, facts: Facts) -> Optional[Verdict]:
 def _executions(sums: Sequence[_Sums], seconds: float, facts: Facts) -> Optional[Verdict]:
     # What the others spend between executions may be waiting for the instance that spends least there.
     calls = [(each.waiting or 0.0) if _is_call(each, facts) else 0.0 for each in sums]
-    between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.keeping_s / seconds
+    between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.bookkeeping_s / seconds
     if between <= HELD_BACK:
         return None
     # Ten times fewer calls, or as near as the epoch's divisors come.

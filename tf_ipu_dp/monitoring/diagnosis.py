@@ -87,7 +87,7 @@ def _facts(
         eight_bit_io=cfg.eight_bit_io if cfg else False,
         compile_s=_seconds(times, "compile"),
         total_s=_seconds(times, "total"),
-        keeping_s=_seconds(times, "logging_and_checkpoints"),
+        bookkeeping_s=_seconds(times, "logging_and_checkpoints"),
     )
 
 

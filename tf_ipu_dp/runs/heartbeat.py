@@ -86,7 +86,7 @@ class StatusReporter:
         self._stopped = threading.Event()
         self._threads: List[threading.Thread] = []
         self._environ = environ
-        self._watch = StallDetector(instances)
+        self._detector = StallDetector(instances)
 
     def start(self) -> None:
         """Tells for the first time, and from then on once a second."""
@@ -101,7 +101,7 @@ class StatusReporter:
             thread.start()
             self._threads.append(thread)
 
-    def move(
+    def update(
         self, phase: str, step: Optional[int] = None, samples_per_s: Optional[float] = None, *, watched: bool = True
     ) -> None:
         """Notes that the run has moved on. What has no known length, like compiling, is not watched."""
@@ -118,7 +118,7 @@ class StatusReporter:
             self._moved = time.monotonic()
             self._watched = watched
 
-    def expect(self, seconds: float) -> None:
+    def expect_step_time(self, seconds: float) -> None:
         """Notes how long a step takes, of which more than the limit may be the usual."""
         self._expected_s = max(self._expected_s, 3 * seconds)
 
@@ -164,25 +164,25 @@ class StatusReporter:
             path = _path_of(self._folder, instance)
             found = read(path)
             if found is not None:
-                self._watch.note(found, time.monotonic())
+                self._detector.observe(found, time.monotonic())
             elif not path.exists():
-                self._watch.forget(instance)
+                self._detector.remove(instance)
 
     def _check(self) -> None:
         own, now = self.status(), time.monotonic()
         pause, self._checked = now - self._checked, now
         if pause > 3 * PERIOD_S:
             # This process itself was stopped, or the machine slept: what it has not heard since is no silence.
-            self._watch.forgive(pause)
+            self._detector.discount_pause(pause)
             with self._guard:
                 self._moved += pause
             return
-        self._watch.note(own, now)
+        self._detector.observe(own, now)
         # What waits for its input does nothing else: that can be judged in any phase.
         if own.waits_for != INPUT:
             self._input_since = now
         watched = self._watched or now - self._input_since > self._limit_s
-        found = self._watch.judge(own, now, max(self._limit_s, self._expected_s), watched)
+        found = self._detector.find_stalled(own, now, max(self._limit_s, self._expected_s), watched)
         if found:
             time.sleep(min(0.5 * own.instance, 5.0))  # the lowest instance speaks first, and its end ends the others
             if not self._stopped.is_set():
@@ -197,21 +197,21 @@ class StallDetector:
         self._instances = instances
         self._heard: Dict[int, Tuple[Status, float]] = {}
 
-    def note(self, status: Status, now: float) -> None:
+    def observe(self, status: Status, now: float) -> None:
         """Takes in what an instance says. The same as before is no news: its clock may differ, its change counts."""
         before = self._heard.get(status.instance)
         if before is None or before[0].time != status.time:
             self._heard[status.instance] = (status, now)
 
-    def forget(self, instance: int) -> None:
+    def remove(self, instance: int) -> None:
         """Leaves an instance out that has come to its end."""
         self._heard.pop(instance, None)
 
-    def forgive(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Leaves some seconds out of all silences."""
         self._heard = {instance: (status, heard + seconds) for instance, (status, heard) in self._heard.items()}
 
-    def judge(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[Tuple[str, Status]]:
+    def find_stalled(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[Tuple[str, Status]]:
         """Returns a sentence on who keeps all others from moving, and who; None while nothing has stood still so long.
 
         Where it cannot be told who, it is this instance.

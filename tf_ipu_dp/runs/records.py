@@ -16,14 +16,14 @@ class RunTimes:
     compile_s: float  # with the first execution
     executing_s: float  # in the other executions, input wait included
     between_s: float  # between them: calls, beginnings and ends of epochs
-    keeping_s: float  # logging and checkpoints
+    bookkeeping_s: float  # logging and checkpoints
     evaluation_s: float
     input_wait_s: Optional[float]
 
     @property
     def training_s(self) -> float:
         """Returns what throughput is measured over."""
-        return self.executing_s + self.between_s + self.keeping_s
+        return self.executing_s + self.between_s + self.bookkeeping_s
 
     @property
     def other_s(self) -> float:
@@ -80,7 +80,7 @@ def result_value(result: RunResult) -> Dict[str, Any]:
             "executing": times.executing_s,
             "input_wait": times.input_wait_s,
             "between_executions": times.between_s,
-            "logging_and_checkpoints": times.keeping_s,
+            "logging_and_checkpoints": times.bookkeeping_s,
             "evaluation": times.evaluation_s,
             "other": times.other_s,
         },

@@ -59,7 +59,7 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
 def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
     """Returns the run's folder: instance 0's to hold and to write, and only its name for the others."""
     folder, problem = None, ""
-    if world.leads:
+    if world.is_leader:
         name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
         try:
             folder = run_folder.open_folder(
@@ -68,7 +68,9 @@ def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunF
         except cli.UsageError as error:
             problem = str(error)
     mark = folder.read_holder() if folder else ""
-    answer = world.agree({"path": str(folder.path.resolve()) if folder else "", "problem": problem, "mark": mark})
+    answer = world.broadcast_from_leader(
+        {"path": str(folder.path.resolve()) if folder else "", "problem": problem, "mark": mark}
+    )
     if answer["problem"]:
         raise cli.UsageError(answer["problem"])
     seen = folder or run_folder.RunFolder(Path(answer["path"]))

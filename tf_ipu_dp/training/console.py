@@ -51,7 +51,7 @@ class _Patient:
 
 
 class Console:
-    """Speaks for one instance. A quiet one only passes warnings on."""
+    """Prints for one instance. A quiet one prints warnings only."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self._stream = _Patient(stream)
@@ -59,13 +59,13 @@ class Console:
         self._quiet = quiet
         self._bar: Optional[Any] = None
 
-    def say(self, text: str) -> None:
-        """Says a line, above the bar if there is one."""
+    def info(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
         if not self._quiet:
-            self.warn(text)
+            self.warning(text)
 
-    def warn(self, text: str) -> None:
-        """Says a line even if the speaker is a quiet one."""
+    def warning(self, text: str) -> None:
+        """Prints a line even if this console is quiet."""
         if self._bar is not None:
             self._bar.clear()
         self._stream.write(text.rstrip("\n") + "\n")
@@ -120,9 +120,9 @@ class Console:
             self._bar = None
 
     def log(self, text: str) -> None:
-        """Says a line of the log where there is no bar."""
+        """Prints a line of the log where there is no bar."""
         if not self._quiet and not self._terminal:
-            self.warn(text)
+            self.warning(text)
 
     def _tick(self, what: str, started: float, done: threading.Event) -> None:
         while not done.wait(_TICK_S):

@@ -56,10 +56,10 @@ def train(
 
     `began` is when the command began, on the clock of time.perf_counter.
     """
-    speaker = console.Console(stderr, quiet=instance > 0)
-    with _Interrupts(speaker) as interrupts, _in_turn(instance, interrupts):
-        speaker.say(_version_line(run, sdk))
-        speaker.say(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
+    term = console.Console(stderr, quiet=instance > 0)
+    with _Interrupts(term) as interrupts, _in_turn(instance, interrupts):
+        term.info(_version_line(run, sdk))
+        term.info(report.render_plan(run, width, drawing=False).split("\n", 2)[2])
         # The device comes first: it may have a say in TensorFlow's threads, which nobody has once TensorFlow computes.
         # The folder comes last, so that what cannot be trained leaves none behind.
         device = session.attach(cfg, run, sdk, instance)
@@ -70,11 +70,11 @@ def train(
             trainer = _Trainer(cfg, run, sdk, learner, folder, interrupts, began)
             result = _guarded(trainer, folder)
         value = records.result_value(result)
-        if device.world.leads:
+        if device.world.is_leader:
             stdout.write(_json_line(value) if cfg.json else result_report.render_result(result, width))
             stdout.flush()
         # Under some launchers the first exit that is not 0 ends the others: nobody leaves before all are done.
-        device.world.agree({})
+        device.world.broadcast_from_leader({})
         return 128 + trainer.stop_signal if trainer.stop_signal else 0
 
 
@@ -88,7 +88,7 @@ def _in_turn(instance: int, interrupts: Optional[_Interrupts] = None) -> Iterato
         yield
     except (cli.UsageError, tf.errors.OpError) as error:
         lost = not isinstance(error, cli.UsageError)
-        if lost and not World.lost_another(getattr(error, "message", "")):
+        if lost and not World.is_lost_peer(getattr(error, "message", "")):
             raise
         if instance or lost:
             time.sleep(_PATIENCE_S)
@@ -118,7 +118,7 @@ def _guarded(trainer: _Trainer, folder: run_folder.RunFolder) -> records.RunResu
         raise TrainingError(str(error)) from error
     except tf.errors.OpError as error:
         folder.write_error(world.instance, traceback.format_exc())
-        if World.lost_another(error.message):
+        if World.is_lost_peer(error.message):
             raise
         raise TrainingError(
             f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
@@ -142,10 +142,10 @@ def measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdou
 
 
 def _evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
-    speaker = console.Console(stderr, quiet=instance > 0)
+    term = console.Console(stderr, quiet=instance > 0)
     if cfg.run_dir is None:
         raise cli.UsageError("--evaluate needs the run whose checkpoint is to be measured. Add --run_dir=runs/NAME.")
-    store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, speaker.warn)
+    store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, term.warning)
     found = store.newest()
     if found is None:
         raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
@@ -155,9 +155,9 @@ def _evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: T
     learner = session.make_session(cfg, run, sdk, device, source)
     checks.require_same_model(found, cfg, run, learner.variables())
     learner.restore(found, whole=False)
-    with speaker.waiting(f"evaluating step {found.manifest.step:,}"):
+    with term.waiting(f"evaluating step {found.manifest.step:,}"):
         scores = learner.measure()
-    if not device.world.leads:
+    if not device.world.is_leader:
         return 0
     if cfg.json:
         value = {"schema": 1, "checkpoint": str(found.path), "step": found.manifest.step}
@@ -168,7 +168,7 @@ def _evaluate(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: T
 
 
 def _measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
-    speaker = console.Console(stderr, quiet=instance > 0)
+    term = console.Console(stderr, quiet=instance > 0)
     device = session.attach(cfg, run, sdk, instance)
     source = session.open_source(cfg, run)
     checks.compare_instances(cfg, run, sdk, source, device.world)
@@ -177,7 +177,7 @@ def _measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdo
     per_update = run.batch.accumulation * run.topology.local_replicas
     dataset = learner.make_training(0, run.epochs.updates)
     elements = min(run.epochs.updates * per_update, max(200, 2 * per_update))
-    with speaker.waiting("loading"):
+    with term.waiting("loading"):
         rate = sources.measure(dataset, sdk.ipu, elements=elements, samples_per_element=run.batch.micro_batch_size)
     iterations = run.keras.steps_per_execution * run.topology.local_replicas
     same = dataset.take(1).cache().repeat()
@@ -188,11 +188,11 @@ def _measure_input(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int, stdo
         return max(seconds for (seconds,) in world.gather_numbers([sum(times[1:])])) < _MEASURED_S
 
     enough = executions.AfterExecution(goes_on)
-    with speaker.waiting("computing"):
+    with term.waiting("computing"):
         learner.model.fit(same, epochs=1, steps_per_epoch=50 * iterations, callbacks=[enough], verbose=0)
     samples = run.batch.global_batch_size // run.topology.instances * run.epochs.device_iterations
     needed = samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan
-    if not world.leads:
+    if not world.is_leader:
         return 0
     value = {
         "schema": 1,
@@ -232,11 +232,11 @@ class _Trainer:
     ) -> None:
         self.cfg, self.plan, self.sdk, self.folder = cfg, run, sdk, folder
         self.learner = learner
-        self.speaker, self.interrupts, self.began = interrupts.speaker, interrupts, began
-        self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, self.speaker.warn)
+        self.console, self.interrupts, self.began = interrupts.console, interrupts, began
+        self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, self.console.warning)
         self.step = 0
         self.saved_step = 0
-        self.compile_s = self.training_s = self.executing_s = self.keeping_s = self.evaluation_s = 0.0
+        self.compile_s = self.training_s = self.executing_s = self.bookkeeping_s = self.evaluation_s = 0.0
         self.busy_s = self.watched_s = 0.0
         self.waited_s: Optional[float] = None
         self.timed_samples = 0
@@ -251,7 +251,7 @@ class _Trainer:
         self.gives_up = False  # the validation has not got better for long
         self.validated = False
         self.world: World = learner.world
-        self.heart = heartbeat.StatusReporter(
+        self.reporter = heartbeat.StatusReporter(
             folder.path,
             instance=self.world.instance,
             instances=self.world.instances,
@@ -270,11 +270,11 @@ class _Trainer:
 
     def run(self) -> records.RunResult:
         """Trains to the end, or to a signal; a loss that is not finite is a TrainingError."""
-        self.heart.start()
+        self.reporter.start()
         try:
             return self._run()
         finally:
-            self.heart.stop()
+            self.reporter.stop()
 
     def _run(self) -> records.RunResult:
         cfg, run = self.cfg, self.plan
@@ -283,26 +283,28 @@ class _Trainer:
             self.learner.restore(resumed, whole=True)
             self.step = self.saved_step = self._before_vote = self._voted_step = resumed.manifest.step
             self._logged_step = self.step
-            self.speaker.say(f"going on from step {self.step:,} ({resumed.path})")
+            self.console.info(f"going on from step {self.step:,} ({resumed.path})")
             before = resumed.manifest.plan["training"]["updates"]
             if before != run.epochs.updates and run.recipe.schedule != "constant":
-                self.speaker.say(
+                self.console.info(
                     f"the learning rate's schedule is now of {run.epochs.updates:,} updates, not {before:,}"
                 )
-        if self.world.leads:
+        if self.world.is_leader:
             self.store.set_aside_after(self.step)
             self.folder.write_start(cfg, cfg.flag_lines(), report.render_json(run))
             self.folder.truncate_metrics(after_step=self.step)
         # A run that was resumed is a second curve: event files cannot be cut back to the checkpoint's step.
         board = self.folder.tensorboard / f"from-step-{self.step:08d}" if resumed else self.folder.tensorboard
-        self.board = tf.summary.create_file_writer(str(board)) if self.world.leads else tf.summary.create_noop_writer()
+        self.board = (
+            tf.summary.create_file_writer(str(board)) if self.world.is_leader else tf.summary.create_noop_writer()
+        )
         self.sampler = devices.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
         self.sampler.start()
         try:
             finished = self.step >= run.epochs.updates
             if finished:
-                self.speaker.say(f"nothing is left to train: the run is of {run.epochs.updates:,} updates")
-            validated = self.world.agree({"validated": self._validated(self.step)})["validated"]
+                self.console.info(f"nothing is left to train: the run is of {run.epochs.updates:,} updates")
+            validated = self.world.broadcast_from_leader({"validated": self._validated(self.step)})["validated"]
             if resumed and (finished or (self._at_end_of_epoch() and not validated)):
                 self._validate()
             while self.step < run.epochs.updates and not self._stopping():
@@ -317,11 +319,11 @@ class _Trainer:
         if self.failure:
             raise TrainingError(self.failure)
         if cfg.export and not (self.stop_signal or self.time_is_up):
-            self.heart.move("exporting", watched=False)
-            with self.speaker.waiting("exporting"):
+            self.reporter.update("exporting", watched=False)
+            with self.console.waiting("exporting"):
                 self._export()
         result = self._result()
-        if self.world.leads:
+        if self.world.is_leader:
             self.folder.write_result(records.result_value(result))
         return result
 
@@ -352,7 +354,7 @@ class _Trainer:
         text = f"{sentence} {kept} Go on with {_same_run(self.folder)}."
         with contextlib.suppress(cli.UsageError):
             self.folder.write_error(culprit.instance, text, host=culprit.host)
-        self.speaker.warn(f"train: {text}")
+        self.console.warning(f"train: {text}")
         os._exit(1)
 
     def _at_end_of_epoch(self) -> bool:
@@ -372,13 +374,13 @@ class _Trainer:
         self._callback = executions.AfterExecution(self._after_execution)
         fit = {"epochs": epoch + 1, "initial_epoch": epoch, "steps_per_epoch": micro_batches, "verbose": 0}
         self._begin_watch()
-        self.heart.move("training" if self.compiled else "compiling", self.step, watched=self.compiled)
+        self.reporter.update("training" if self.compiled else "compiling", self.step, watched=self.compiled)
         if not self.compiled:
-            self._compiling = self.speaker.waiting("compiling")
+            self._compiling = self.console.waiting("compiling")
             self._compiling.__enter__()
             self._fit_began = time.perf_counter()
         else:
-            self.speaker.begin_epoch(epoch + 1, end - epoch * per_epoch, self.step - epoch * per_epoch)
+            self.console.begin_epoch(epoch + 1, end - epoch * per_epoch, self.step - epoch * per_epoch)
         self._timed_from = time.perf_counter()
         try:
             self.learner.model.fit(dataset, callbacks=[self._callback], **fit)
@@ -386,7 +388,7 @@ class _Trainer:
         finally:
             if not self.compiled:
                 self._compiling.__exit__(None, None, None)
-            self.speaker.end_epoch()
+            self.console.end_epoch()
         self.board.flush()
 
     def _after_execution(self, execution: executions.Execution) -> bool:
@@ -394,7 +396,7 @@ class _Trainer:
         run = self.plan
         updates = run.epochs.device_iterations
         self.step += updates
-        self.heart.move("training", self.step)
+        self.reporter.update("training", self.step)
         at_end = self.step >= self._epoch_end
         passed = self.step // run.log_every > self._logged_step // run.log_every
         due = passed and execution.ended_s - self._logged_s >= self._log_period_s
@@ -413,13 +415,13 @@ class _Trainer:
             samples = updates * run.batch.global_batch_size
             self.executing_s += execution.seconds
             self.timed_samples += samples
-            self.heart.expect(execution.seconds)
+            self.reporter.expect_step_time(execution.seconds)
         # One instance's own loss is all that it has between votes; where it is not finite, the next vote finds it.
         if not math.isfinite(loss) and self._voted_step == self.step:
             self.failure = self._not_finite("The loss")
             return False
         self._window.add(self.step - self._first_step, (loss, accuracy), samples, execution)
-        self.speaker.advance(updates if samples else 0, loss, accuracy)
+        self.console.advance(updates if samples else 0, loss, accuracy)
         began = time.perf_counter()
         if logging_now:
             self._log()
@@ -429,7 +431,7 @@ class _Trainer:
             self._compare_weights()
         if (saves or self._stopping()) and not self.failure:
             self._save()
-        self.keeping_s += time.perf_counter() - began
+        self.bookkeeping_s += time.perf_counter() - began
         return not self._stopping()
 
     def _compare_weights(self) -> None:
@@ -452,7 +454,7 @@ class _Trainer:
         self._report_cache()
         per_epoch = self.plan.epochs.updates_per_epoch
         first = self._epoch * per_epoch
-        self.speaker.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
+        self.console.begin_epoch(self._epoch + 1, self._epoch_end - first, self.step - first)
         self._begin_watch()
 
     def _try_checkpoint(self) -> None:
@@ -470,7 +472,7 @@ class _Trainer:
 
     def _write_and_forget(self) -> None:
         """Writes the state where nobody looks: what needs all instances is read by all when one of them saves."""
-        place = str(self.folder.path) if self.world.leads else None
+        place = str(self.folder.path) if self.world.is_leader else None
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=place) as folder:
             self.learner.state.write(f"{folder}/state")
 
@@ -478,9 +480,9 @@ class _Trainer:
         if self.cache is None:
             return
         if self._executables() - self.cached:
-            self.speaker.say(f"executable cache: miss, compiled and kept in {self.cache}")
+            self.console.info(f"executable cache: miss, compiled and kept in {self.cache}")
         else:
-            self.speaker.say(f"executable cache: hit in {self.cache}")
+            self.console.info(f"executable cache: hit in {self.cache}")
 
     def _executables(self) -> Set[Path]:
         return set(self.cache.glob("**/*.poplar_exec")) if self.cache else set()
@@ -524,7 +526,7 @@ class _Trainer:
         self._stretches.append(bottleneck.parse_stretch(shares) or [])
         slowest_s = max(share["seconds"] for share in shares)
         rate = window.samples / slowest_s if slowest_s else None
-        self.heart.move("training", self.step, rate)
+        self.reporter.update("training", self.step, rate)
         learning_rate = float(self.learner.schedule(tf.constant(self.step - 1)))
         record: Dict[str, Any] = {
             "kind": "train",
@@ -539,7 +541,7 @@ class _Trainer:
             "ipu_utilisation_pct": {str(ipu): percent for ipu, percent in usage.per_ipu_pct.items()},
             "instances": shares,
         }
-        if not self.world.leads:
+        if not self.world.is_leader:
             return
         self.folder.append_metrics(record)
         self._to_board(record)
@@ -547,7 +549,7 @@ class _Trainer:
         eta = f"  eta {console.render_duration(left * run.batch.global_batch_size / rate)}" if rate else ""
         speed = f"  {rate:,.0f} samples/s ({rate / run.topology.replicas:,.0f} per replica)" if rate else ""
         width = len(f"{run.epochs.updates}")
-        self.speaker.log(
+        self.console.log(
             f"step {self.step:{width}}/{run.epochs.updates}  loss {window.loss:.4f}  accuracy {window.accuracy:.3f}"
             f"{speed}{eta}"
         )
@@ -583,21 +585,21 @@ class _Trainer:
         manifest = checks.manifest_at(
             self.step, self.cfg, self.plan, self.sdk, self.learner.variables(), datetime.now(timezone.utc)
         )
-        self.heart.move("saving")
-        if self.world.leads:
+        self.reporter.update("saving")
+        if self.world.is_leader:
             self.store.save(manifest, lambda prefix: self.learner.state.write(str(prefix)))
         else:
             self._write_and_forget()
         self.saved_step = self.step
-        self.heart.move("training")
+        self.reporter.update("training")
 
     def _validated(self, step: int) -> bool:
         return any(each.get("kind") == "validation" and each.get("step") == step for each in self.folder.read_metrics())
 
     def _validate(self) -> None:
         began = time.perf_counter()
-        self.heart.move("evaluating", self.step, watched=self.validated)
-        moved = functools.partial(self.heart.move, "evaluating", self.step, watched=self.validated)
+        self.reporter.update("evaluating", self.step, watched=self.validated)
+        moved = functools.partial(self.reporter.update, "evaluating", self.step, watched=self.validated)
         self.scores = self.learner.measure(moved)
         self.validated = True
         seconds = time.perf_counter() - began
@@ -613,10 +615,10 @@ class _Trainer:
         }
         if not math.isfinite(self.scores.loss):
             self.failure = self._not_finite("The validation's loss")
-        if self.world.leads and not self._validated(self.step):
+        if self.world.is_leader and not self._validated(self.step):
             self.folder.append_metrics(record)
             self._to_board(record)
-        self.speaker.say(f"validation after step {self.step:,}: {_score_words(self.scores)}")
+        self.console.info(f"validation after step {self.step:,}: {_score_words(self.scores)}")
         if self.cfg.early_stop:
             self._consider_giving_up(self.cfg.early_stop)
 
@@ -626,9 +628,9 @@ class _Trainer:
         losses = [math.inf if records[step] is None else records[step] for step in sorted(records)]
         stuck = len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
         # What instance 0 has written, the others may not see yet.
-        self.gives_up = bool(self.world.agree({"gives_up": stuck})["gives_up"])
+        self.gives_up = bool(self.world.broadcast_from_leader({"gives_up": stuck})["gives_up"])
         if self.gives_up:
-            self.speaker.say(
+            self.console.info(
                 f"the validation's loss has not become lower in {cli.count(patience, 'validation')}: "
                 f"stopping early, after step {self.step:,} of {self.plan.epochs.updates:,}"
             )
@@ -638,7 +640,7 @@ class _Trainer:
         plain = models.make_export_model(
             self.learner.model, run.model.architecture, run.dataset.mean, run.dataset.deviation
         )
-        if not self.world.leads:
+        if not self.world.is_leader:
             return  # it has read the weights with the others, which is what it is needed for
         fresh, old = self.folder.path / ".export", self.folder.path / ".export-old"
         for path in (fresh, old):
@@ -660,18 +662,27 @@ class _Trainer:
 
     def _result(self) -> records.RunResult:
         run = self.plan
-        between_s = max(self.training_s - self.executing_s - self.keeping_s, 0.0)
-        own = (self.training_s, self.compile_s, self.executing_s, between_s, self.keeping_s, self.evaluation_s)
+        between_s = max(self.training_s - self.executing_s - self.bookkeeping_s, 0.0)
+        own = (
+            self.training_s,
+            self.compile_s,
+            self.executing_s,
+            between_s,
+            self.bookkeeping_s,
+            self.evaluation_s,
+        )
         waited_s = math.nan if self.waited_s is None else self.waited_s
         everyone = self.world.gather_numbers([*own, waited_s])
         # Throughput is that of all samples over the slowest instance's time.
-        _, compile_s, executing_s, between_s, keeping_s, evaluation_s, waited_s = max(everyone, key=lambda row: row[0])
+        _, compile_s, executing_s, between_s, bookkeeping_s, evaluation_s, waited_s = max(
+            everyone, key=lambda row: row[0]
+        )
         times = records.RunTimes(
             total_s=time.perf_counter() - self.began,
             compile_s=compile_s,
             executing_s=executing_s,
             between_s=between_s,
-            keeping_s=keeping_s,
+            bookkeeping_s=bookkeeping_s,
             evaluation_s=evaluation_s,
             input_wait_s=None if math.isnan(waited_s) else waited_s,
         )
@@ -688,7 +699,7 @@ class _Trainer:
             eight_bit_io=self.cfg.eight_bit_io,
             compile_s=times.compile_s,
             total_s=times.total_s,
-            keeping_s=times.keeping_s,
+            bookkeeping_s=times.bookkeeping_s,
         )
         held_back = bottleneck.judge(self._stretches, facts).sentence
         if self.step and not self.compiled:
@@ -712,9 +723,9 @@ class _Trainer:
 class _Interrupts:
     """Turns SIGINT and SIGTERM into a wish that is granted after the execution; a second one ends at once."""
 
-    def __init__(self, speaker: console.Console) -> None:
+    def __init__(self, term: console.Console) -> None:
         self.signal = 0
-        self.speaker = speaker
+        self.console = term
 
     def __enter__(self) -> _Interrupts:
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -727,10 +738,10 @@ class _Interrupts:
     def _note(self, number: int, _: Optional[FrameType]) -> None:
         name = signal.Signals(number).name
         if self.signal:
-            self.speaker.warn(f"{name}: stopped at once.")
+            self.console.warning(f"{name}: stopped at once.")
             raise SystemExit(128 + number)
         self.signal = number
-        self.speaker.say(f"{name}: finishing the execution and saving; once more to stop at once.")
+        self.console.info(f"{name}: finishing the execution and saving; once more to stop at once.")
 
 
 class _Window:

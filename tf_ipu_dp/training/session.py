@@ -92,7 +92,9 @@ class TrainingSession:
         labels = sources.labels_of_validation(self.source, run, instance)
         # An instance whose part of the validation is empty has no means.
         own = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
-        sums = self.world.sums([own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))])
+        sums = self.world.sum_over_instances(
+            [own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))]
+        )
         count, *totals = sums
         return records.Scores(int(count), *(total / count for total in totals))
 

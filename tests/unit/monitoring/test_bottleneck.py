@@ -28,7 +28,7 @@ def one(seconds=62.0, executing=60.0, waiting=3.0, **facts):
         (one(80.0), "executions", "device_iterations", "of 600 ms: 25 % of the training"),
         (one(80.0), "executions", "device_iterations", "was between them. Use --device_iterations=16."),
         (one(80.0, larger=()), "executions", "micro_batch_size", "Use a larger --micro_batch_size."),
-        (one(80.0, keeping_s=18.0), "keeping", "checkpoint_every", "logging and checkpoints: 22 % of the training."),
+        (one(80.0, bookkeeping_s=18.0), "keeping", "checkpoint_every", "logging and checkpoints: 22 %"),
         (one(80.0, waiting=30.0), "input", "eight_bit_io", "Held back by its input"),
         (one(compile_s=70.0), "compiling", "executable_cache", "compiling: 70.0 of 100.0 s, 70 % of the run."),
         (one(0.0, 0.0), "too short", "epochs", "Train longer with --epochs"),
@@ -104,8 +104,10 @@ TIMES = st.builds(InstanceTimes, st.integers(0, 4), SECONDS, SECONDS, MAYBE, MAY
 
 @given(
     st.lists(st.lists(TIMES, max_size=5), max_size=5),
-    st.builds(Facts, st.integers(1, 64), st.integers(0, 1000), compile_s=SECONDS, total_s=SECONDS, keeping_s=SECONDS),
-)  # fmt: skip
+    st.builds(
+        Facts, st.integers(1, 64), st.integers(0, 1000), compile_s=SECONDS, total_s=SECONDS, bookkeeping_s=SECONDS
+    ),
+)
 def test_any_times_give_one_line(rows, facts):
     found = bottleneck.judge(rows, facts)
     assert found.sentence.endswith(".") and "\n" not in found.sentence and "nan" not in found.sentence

@@ -73,13 +73,13 @@ def test_a_run_that_goes_on_is_judged_by_what_there_is(run):
 
 def test_a_run_that_compiles_says_so(run):
     folder = run()
-    heart = heartbeat.StatusReporter(folder, environ={"XDG_RUNTIME_DIR": str(folder)})
-    heart.move("compiling")
-    heart.start()
+    reporter = heartbeat.StatusReporter(folder, environ={"XDG_RUNTIME_DIR": str(folder)})
+    reporter.update("compiling")
+    reporter.start()
     try:
         found = diagnosis.explain(folder)
     finally:
-        heart.stop()
+        reporter.stop()
     assert found.verdict.kind == "compiling" and "--executable_cache" in found.verdict.sentence
     assert diagnosis.explain_lately(folder) is None
 

@@ -24,12 +24,12 @@ from tf_ipu_dp.emulator.devices import registry
 attachment = registry.Partition.from_environment(os.environ).attach(count=2)
 if sys.argv[1] != "-":
     waits = {"input": heartbeat.INPUT, "others": heartbeat.OTHERS, "nothing": heartbeat.NOTHING}.get(sys.argv[3])
-    heart = heartbeat.StatusReporter(
+    reporter = heartbeat.StatusReporter(
         Path(sys.argv[1]), instance=int(sys.argv[2]), instances=2, planned_steps=640, waits_for=lambda: waits
     )
-    heart.start()
-    heart.move(sys.argv[4], 120, 1842.0)
-    heart._beat()
+    reporter.start()
+    reporter.update(sys.argv[4], 120, 1842.0)
+    reporter._beat()
 print("ready", flush=True)
 if sys.stdin.readline():
     attachment.release()

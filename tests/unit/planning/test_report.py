@@ -131,7 +131,7 @@ TIMES = records.RunTimes(
     compile_s=20.0,
     executing_s=60.0,
     between_s=1.0,
-    keeping_s=1.0,
+    bookkeeping_s=1.0,
     evaluation_s=8.0,
     input_wait_s=3.0,
 )

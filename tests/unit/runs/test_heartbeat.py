@@ -20,25 +20,25 @@ def status(instance, at=0.0, *, still_s=0.0, waits_for=None, phase="training"):
     return Status("run", instance, 3, f"host{instance}", 100 + instance, phase, 40, 99, None, waits_for, still_s, at)
 
 
-def watch_of(*statuses, now=0.0):
-    watch = StallDetector(3)
+def detector_of(*statuses, now=0.0):
+    detector = StallDetector(3)
     for each in statuses:
-        watch.note(each, now)
-    return watch
+        detector.observe(each, now)
+    return detector
 
 
 def test_who_moves_is_not_blamed():
     own = status(0, still_s=9.0, waits_for=OTHERS)
-    watch = watch_of(own, status(1, still_s=9.0), status(2))
-    assert watch.judge(own, 0.0, 10.0, watched=True) is None
+    detector = detector_of(own, status(1, still_s=9.0), status(2))
+    assert detector.find_stalled(own, 0.0, 10.0, watched=True) is None
 
 
 def test_who_says_nothing_is_stopped_or_gone_in_whatever_phase():
     own = status(0, phase="compiling")
-    watch = watch_of(own, status(1, waits_for=INPUT), status(2))
-    watch.note(status(0, at=1.0, phase="compiling"), 11.0)
-    watch.note(status(2, at=1.0), 11.0)
-    said, culprit = watch.judge(own, 11.0, 10.0, watched=False)
+    detector = detector_of(own, status(1, waits_for=INPUT), status(2))
+    detector.observe(status(0, at=1.0, phase="compiling"), 11.0)
+    detector.observe(status(2, at=1.0), 11.0)
+    said, culprit = detector.find_stalled(own, 11.0, 10.0, watched=False)
     assert culprit.instance == 1 and said == (
         "instance 1 on host1 (pid 101) has not been heard of for 11 s: it is stopped, or its host or the network to it "
         "is gone. It was training after step 40, waiting for input."
@@ -47,45 +47,48 @@ def test_who_says_nothing_is_stopped_or_gone_in_whatever_phase():
 
 def test_who_waits_for_its_input_keeps_those_waiting_that_wait_for_others():
     own = status(0, still_s=12.0, waits_for=OTHERS)
-    watch = watch_of(own, status(1, still_s=12.5, waits_for=INPUT), status(2, still_s=12.0, waits_for=OTHERS))
-    assert watch.judge(own, 0.0, 10.0, watched=True)[0] == (
+    detector = detector_of(own, status(1, still_s=12.5, waits_for=INPUT), status(2, still_s=12.0, waits_for=OTHERS))
+    assert detector.find_stalled(own, 0.0, 10.0, watched=True)[0] == (
         "instance 1 on host1 (pid 101) has not moved for 12 s: it is training after step 40, waiting for input."
     )
 
 
 def test_who_waits_for_nothing_known_is_blamed_before_those_that_wait_for_others():
     own = status(0, still_s=12.0, waits_for=OTHERS)
-    watch = watch_of(own, status(1, still_s=12.0, waits_for=OTHERS), status(2, still_s=12.0, phase="saving"))
-    assert "instance 2 on host2" in watch.judge(own, 0.0, 10.0, watched=True)[0]
+    detector = detector_of(own, status(1, still_s=12.0, waits_for=OTHERS), status(2, still_s=12.0, phase="saving"))
+    assert "instance 2 on host2" in detector.find_stalled(own, 0.0, 10.0, watched=True)[0]
 
 
 def test_when_all_wait_for_each_other_the_network_is_named():
     own = status(0, still_s=12.0, waits_for=OTHERS)
-    watch = watch_of(own, *(status(i, still_s=12.0, waits_for=OTHERS) for i in (1, 2)))
-    assert "all 3 instances are training after step 40, waiting for other instances" in watch.judge(own, 0, 10, True)[0]
+    detector = detector_of(own, *(status(i, still_s=12.0, waits_for=OTHERS) for i in (1, 2)))
+    assert (
+        "all 3 instances are training after step 40, waiting for other instances"
+        in detector.find_stalled(own, 0, 10, True)[0]
+    )
 
 
 def test_compiling_takes_as_long_as_it_takes():
     own = status(0, still_s=9999.0, phase="compiling")
-    assert watch_of(own).judge(own, 0.0, 10.0, watched=False) is None
+    assert detector_of(own).judge(own, 0.0, 10.0, watched=False) is None
 
 
 def test_clocks_of_other_hosts_do_not_matter_but_news_do():
     own = status(0)
-    watch = watch_of(own, status(1, at=5e9))
+    detector = detector_of(own, status(1, at=5e9))
     for second in range(1, 30):
-        watch.note(dataclasses.replace(own, time=float(second)), second)
-        watch.note(status(1, at=5e9 + second), second)
-        assert watch.judge(own, second, 10.0, watched=True) is None
+        detector.observe(dataclasses.replace(own, time=float(second)), second)
+        detector.observe(status(1, at=5e9 + second), second)
+        assert detector.find_stalled(own, second, 10.0, watched=True) is None
 
 
 def test_an_instance_that_has_ended_is_not_missed_and_a_sleep_of_this_one_is_no_silence_of_others():
     own = status(0)
-    watch = watch_of(own, status(1), status(2))
-    watch.forget(1)
-    watch.forgive(100.0)
-    assert watch.judge(own, 105.0, 10.0, watched=True) is None
-    assert "instance" in watch.judge(own, 120.0, 10.0, watched=True)[0]
+    detector = detector_of(own, status(1), status(2))
+    detector.remove(1)
+    detector.discount_pause(100.0)
+    assert detector.find_stalled(own, 105.0, 10.0, watched=True) is None
+    assert "instance" in detector.find_stalled(own, 120.0, 10.0, watched=True)[0]
 
 
 @pytest.fixture
@@ -94,36 +97,36 @@ def environ(tmp_path):
 
 
 def test_a_heart_tells_where_it_is_until_it_stops(tmp_path, environ):
-    heart = StatusReporter(
+    reporter = StatusReporter(
         tmp_path, instance=2, instances=4, planned_steps=99, waits_for=lambda: INPUT, environ=environ
     )
-    heart.start()
-    heart.move("training", 7, 123.5)
+    reporter.start()
+    reporter.update("training", 7, 123.5)
     deadline = time.monotonic() + 60
     while (found := heartbeat.find(os.getpid(), environ)) is None or found.step != 7:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert (found.instance, found.phase, found.samples_per_s, found.waits_for) == (2, "training", 123.5, INPUT)
     assert heartbeat.read_run(tmp_path) == [found]
-    heart.stop()
+    reporter.stop()
     assert heartbeat.find(os.getpid(), environ) is None
     assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_a_phase_that_is_over_before_the_next_beat_is_told_with_its_moment(tmp_path, environ):
-    heart = StatusReporter(tmp_path, environ=environ)
+    reporter = StatusReporter(tmp_path, environ=environ)
     before = time.time()
     for phase in ("compiling", "compiling", "training", "training"):
-        heart.move(phase)
-    heart.start()
+        reporter.update(phase)
+    reporter.start()
     found = heartbeat.find(os.getpid(), environ)
     assert [phase for phase, _ in found.changes] == ["starting", "compiling", "training"]
     assert before <= found.changes[1][1] <= found.changes[2][1] <= time.time()
     for _ in range(50):
-        heart.move("saving")
-        heart.move("training")
-    assert len(heart.status().changes) == 16 and heart.status().changes[-1][0] == "training"
-    heart.stop()
+        reporter.update("saving")
+        reporter.update("training")
+    assert len(reporter.status().changes) == 16 and reporter.status().changes[-1][0] == "training"
+    reporter.stop()
 
 
 def test_a_heart_that_stands_still_says_so_once(tmp_path, environ):
@@ -134,23 +137,23 @@ def test_a_heart_that_stands_still_says_so_once(tmp_path, environ):
         assert culprit.pid == os.getpid()
         told.set()
 
-    heart = StatusReporter(tmp_path, waits_for=lambda: INPUT, limit_s=0.5, on_stall=on_stall, environ=environ)
-    heart.move("training", 3)
-    heart.start()
+    reporter = StatusReporter(tmp_path, waits_for=lambda: INPUT, limit_s=0.5, on_stall=on_stall, environ=environ)
+    reporter.update("training", 3)
+    reporter.start()
     assert told.wait(10)
-    heart.stop()
+    reporter.stop()
     assert len(said) == 1 and "training after step 3, waiting for input" in said[0]
 
 
 def test_input_that_never_comes_is_found_while_compiling_too(tmp_path, environ):
     told = threading.Event()
-    heart = StatusReporter(
+    reporter = StatusReporter(
         tmp_path, waits_for=lambda: INPUT, limit_s=0.5, on_stall=lambda *_: told.set(), environ=environ
     )  # fmt: skip
-    heart.move("compiling", 0, watched=False)
-    heart.start()
+    reporter.update("compiling", 0, watched=False)
+    reporter.start()
     assert told.wait(10)
-    heart.stop()
+    reporter.stop()
 
 
 def test_who_waits_for_nothing_is_not_said_to_wait():
@@ -165,10 +168,10 @@ def test_a_pipe_a_folder_and_a_tower_of_brackets_are_no_status_and_are_not_waite
 
 def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, environ):
     (tmp_path / "file").write_text("")
-    heart = StatusReporter(tmp_path / "file", environ=environ)
-    heart.start()
-    heart.move("training", 1)
-    heart.stop()
+    reporter = StatusReporter(tmp_path / "file", environ=environ)
+    reporter.start()
+    reporter.update("training", 1)
+    reporter.stop()
 
 
 @given(st.one_of(st.binary(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))

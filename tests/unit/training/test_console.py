@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tf_ipu_dp.training import console
+from tf_ipu_dp.training.console import Console, render_duration
 
 
 class Terminal(io.StringIO):
@@ -16,28 +16,28 @@ class Terminal(io.StringIO):
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1m 00s"), (3599.6, "1h 00m"), (5100, "1h 25m")], ids=str
 )
 def test_durations_read_like_this(seconds, text):
-    assert console.render_duration(seconds) == text
+    assert render_duration(seconds) == text
 
 
 def test_in_a_file_there_are_plain_lines_and_no_bar():
     stream = io.StringIO()
-    speaker = console.Console(stream)
-    with speaker.waiting("compiling"):
+    console = Console(stream)
+    with console.waiting("compiling"):
         pass
-    speaker.begin_epoch(1, 4, 0)
-    speaker.advance(1, 1.5, 0.25)
-    speaker.log("step 1/4  loss 1.5000")
-    speaker.end_epoch()
+    console.begin_epoch(1, 4, 0)
+    console.advance(1, 1.5, 0.25)
+    console.log("step 1/4  loss 1.5000")
+    console.end_epoch()
     assert stream.getvalue() == "compiling...\ncompiling... 0 s\nstep 1/4  loss 1.5000\n"
 
 
 def test_on_a_terminal_there_is_a_bar_per_epoch_and_no_lines_of_the_log():
     stream = Terminal()
-    speaker = console.Console(stream)
-    speaker.begin_epoch(3, 64, 1)
-    speaker.advance(63, 1.4712, 0.4841)
-    speaker.log("step 64/64")
-    speaker.end_epoch()
+    console = Console(stream)
+    console.begin_epoch(3, 64, 1)
+    console.advance(63, 1.4712, 0.4841)
+    console.log("step 64/64")
+    console.end_epoch()
     last = stream.getvalue().rstrip("\n").split("\r")[-1]
     assert last.startswith("[Epoch 03]: 100%|") and "| 64/64 [" in last and last.endswith("loss=1.47, acc=48.4]")
     assert "step" not in stream.getvalue()
@@ -45,20 +45,20 @@ def test_on_a_terminal_there_is_a_bar_per_epoch_and_no_lines_of_the_log():
 
 def test_a_line_that_is_said_during_an_epoch_stands_above_the_bar():
     stream = Terminal()
-    speaker = console.Console(stream)
-    speaker.begin_epoch(1, 2, 0)
-    speaker.say("SIGTERM: finishing")
-    speaker.end_epoch()
+    console = Console(stream)
+    console.begin_epoch(1, 2, 0)
+    console.info("SIGTERM: finishing")
+    console.end_epoch()
     assert "SIGTERM: finishing\n" in stream.getvalue()
     assert "[Epoch 01]" in stream.getvalue().split("SIGTERM: finishing\n")[1]
 
 
-def test_a_quiet_speaker_only_warns():
+def test_a_quiet_console_only_warns():
     stream = io.StringIO()
-    speaker = console.Console(stream, quiet=True)
-    speaker.say("plan")
-    speaker.log("step 1")
-    with speaker.waiting("compiling"):
+    console = Console(stream, quiet=True)
+    console.info("plan")
+    console.log("step 1")
+    with console.waiting("compiling"):
         pass
-    speaker.warn("damaged")
+    console.warning("damaged")
     assert stream.getvalue() == "damaged\n"
