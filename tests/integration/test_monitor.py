@@ -168,7 +168,7 @@ def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behin
         watching.send_signal(number)
         watching.wait(60)
         try:
-            wait_until(lambda: not snapshots.is_alive(helper))
+            assert wait_until(lambda: not snapshots.is_alive(helper))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(helper, signal.SIGKILL)

@@ -55,8 +55,7 @@ class Clock:
 
 
 @pytest.fixture
-def partition(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def partition(monkeypatch, emulator_dir):
     monkeypatch.setenv("IPU_EMULATOR_IPUS", "8")
     return registry.Partition.from_environment(os.environ)
 

@@ -39,9 +39,8 @@ if sys.stdin.readline():
 
 
 @pytest.fixture
-def hold(tmp_path, monkeypatch):
+def hold(tmp_path, monkeypatch, emulator_dir):
     """Starts a process that holds two IPUs, as an instance of a run or as something else."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
     monkeypatch.setenv("IPU_EMULATOR_IPUS", "8")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     processes = []
@@ -167,15 +166,14 @@ def test_a_process_that_is_stopped_is_stale_after_five_seconds(watcher, hold, tm
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_run_of_this_host_is_under_way_as_long_as_its_process_and_another_while_it_tells(hold, tmp_path, monkeypatch):
+def test_a_run_of_this_host_is_under_way_as_long_as_its_process_and_another_while_it_tells(hold, tmp_path):
     run = tmp_path / "a"
     process = hold(run)
     process.send_signal(signal.SIGSTOP)
     (status,) = heartbeat.read_run(run)
     elsewhere = dataclasses.replace(status, host=f"not-{status.host}")
-    monkeypatch.setattr(snapshots, "STALE_S", 0.2)
-    time.sleep(0.5)
-    assert snapshots.is_under_way(status, time.time()) and not snapshots.is_under_way(elsewhere, time.time())
+    later = status.time + snapshots.STALE_S + 1
+    assert snapshots.is_under_way(status, later) and not snapshots.is_under_way(elsewhere, later)
     assert snapshots.is_under_way(elsewhere, elsewhere.time + 0.1)
     younger = dataclasses.replace(status, time=status.time - 10**6)
     assert not snapshots.is_under_way(younger, time.time()), "its number was given to another process"
@@ -184,13 +182,11 @@ def test_a_run_of_this_host_is_under_way_as_long_as_its_process_and_another_whil
     assert not snapshots.is_under_way(status, status.time)
 
 
-def test_a_zombie_is_not_alive_and_pid_1_is(hold):
+def test_a_zombie_is_not_alive_and_pid_1_is(hold, wait_until):
     process = hold()
     process.kill()
-    deadline = time.monotonic() + 60
-    while snapshots.is_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not snapshots.is_alive(process.pid) and snapshots.is_alive(1)
+    wait_until(lambda: not snapshots.is_alive(process.pid))
+    assert snapshots.is_alive(1)
 
 
 def test_the_command_of_a_younger_process_of_the_same_number_is_not_taken():
@@ -209,8 +205,7 @@ def test_the_value_for_programs_is_json_with_units_and_nulls(watcher, hold, tmp_
     assert process["ipus"] == [0, 1] and process["run_dir"] == str(Path(tmp_path / "a"))
 
 
-def test_looking_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def test_looking_leaves_no_trace(tmp_path, emulator_dir):
     snapshots.Watcher(devices.open_reader("emulator")).look()
     assert list(tmp_path.iterdir()) == []
     assert heartbeat.find(os.getpid(), {"XDG_RUNTIME_DIR": str(tmp_path)}) is None

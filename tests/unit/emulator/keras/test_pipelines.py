@@ -23,9 +23,8 @@ layers = tf.keras.layers
 
 
 @pytest.fixture
-def scope(tmp_path, monkeypatch):
+def scope(emulator_dir):
     """The scope of a strategy on two IPUs."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
     config = ipu_config.IPUConfig()
     config.auto_select_ipus = 2
     config.configure_ipu_system()
