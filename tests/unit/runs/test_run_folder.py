@@ -42,13 +42,13 @@ def refusal(run_dir, **options):
     return sentence
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path):
     with open_folder(tmp_path / "run") as opened:
         yield opened
 
 
-@pytest.fixture()
+@pytest.fixture
 def small_disk(tmp_path):
     """Returns what runs a program where `tmp_path / "small"` is a file system of 64 KB."""
     small = tmp_path / "small"
