@@ -23,7 +23,7 @@ from tf_ipu_dp import environment
 # The oldest Python that a constraints file is for.
 OLDEST_PYTHON = {"default.txt": "3.9", "sdk_age.txt": "3.8"}
 EXTRAS = environment.TARGETS["test"]
-MOST_ATTEMPTS = 20
+MOST_ATTEMPTS = 5
 
 
 class UpdateError(Exception):
@@ -83,33 +83,49 @@ def read_report(text: str) -> Dict[str, Tuple[str, str]]:
 
 def resolve(requirements: Sequence[str], held: Sequence[str], oldest_python: str) -> Dict[str, str]:
     """Returns the newest releases that go together, and that the oldest Python takes as well."""
-    refused: List[str] = []
+    limits: Dict[str, str] = {}
     for _ in range(MOST_ATTEMPTS):
-        found = _ask_pip(requirements, [*held, *refused])
-        too_new = [
-            f"{name}<{version}"
+        found = _ask_pip(requirements, [*held, *limits.values()])
+        too_new = {
+            name: version
             for name, (version, python) in found.items()
             if not SpecifierSet(python).contains(f"{oldest_python}.99")
-        ]
+        }
         if not too_new:
             return {name: version for name, (version, _) in found.items()}
-        refused += too_new
-    raise UpdateError(
-        f"no releases that Python {oldest_python} takes were found in {MOST_ATTEMPTS} attempts: {refused}."
-    )
+        for name, version in too_new.items():
+            newest = _newest_for(name, oldest_python)
+            # An index may not say which Python a release takes; then the next older one is tried.
+            limits[name] = f"{name}<={newest}" if newest != version else f"{name}<{version}"
+    raise UpdateError(f"Python {oldest_python} refuses releases of {', '.join(limits)} after {MOST_ATTEMPTS} attempts.")
 
 
 def _ask_pip(requirements: Sequence[str], constraints: Sequence[str]) -> Dict[str, Tuple[str, str]]:
+    """Returns what pip would install: version and required Python by name."""
     with tempfile.TemporaryDirectory() as folder:
         report, limits = Path(folder, "report.json"), Path(folder, "constraints.txt")
         limits.write_text("\n".join(constraints), encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--dry-run"]
-        command += ["--ignore-installed", "--report", str(report), "--constraint", str(limits), *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise UpdateError(f"pip cannot resolve the requirements: {(errors or ['it gave no reason'])[-1]}")
+        words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(limits)]
+        _pip([*words, *requirements], "resolve the requirements")
         return read_report(report.read_text(encoding="utf-8"))
+
+
+def _newest_for(name: str, python: str) -> str:
+    """Returns the newest release that a Python takes, which need not be the one that runs this."""
+    words = ["index", "versions", name, "--python-version", python, "--only-binary", ":all:"]
+    found = re.search(r"^Available versions: ([^,\s]+)", _pip(words, f"list the releases of {name}"), re.MULTILINE)
+    if not found:
+        raise UpdateError(f"pip lists no releases of {name} for Python {python}.")
+    return found[1]
+
+
+def _pip(words: Sequence[str], purpose: str) -> str:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise UpdateError(f"pip cannot {purpose}: {(errors or ['it gave no reason'])[-1]}")
+    return done.stdout
 
 
 def main(words: Sequence[str]) -> int:
