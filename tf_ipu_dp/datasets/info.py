@@ -25,6 +25,9 @@ class DatasetInfo:
     augment: str = "none"
 
 
+# Height and width of a set whose images differ, where --image_size says nothing else.
+SIZE_WHERE_IMAGES_DIFFER = 224
+
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 

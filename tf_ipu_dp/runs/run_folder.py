@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple, Union
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import schema
+from tf_ipu_dp.config import schema, train_flags
 
 _RUNS = "runs"
 _LOCK = ".lock"
@@ -229,10 +229,7 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
 
 def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
     """Returns those of a run's flags that its evaluation needs; how the training was divided is none of them."""
-    names = (
-        "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
-        "checkpoint_every", "instances", "hosts",
-    )  # fmt: skip
+    names = train_flags.names_dropped_for_evaluation()
     return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
 
