@@ -18,7 +18,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.datasets import info, lookup
 from tf_ipu_dp.distributed import world
-from tf_ipu_dp.planning import plan
+from tf_ipu_dp.planning import plan, relayout
 
 
 def main(words: Sequence[str]) -> int:
@@ -87,8 +87,7 @@ def _as_started(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConf
             f"--instances={cfg.instances} disagrees with {ranks.launcher}, which started {ranks.instances}. "
             f"Leave --instances out, or start {cfg.instances}."
         )
-    stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
-    ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(stages)
+    ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(cfg.requested_stages or 1)
     return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus)
 
 
@@ -101,7 +100,7 @@ def _with_the_run_s_batch(
     from tf_ipu_dp.runs import run_folder
 
     kept = run_folder.RunFolder(Path(cfg.run_dir)).read_plan()
-    return plan.keep_global_batch(cfg, dataset, plan.Batch.of_plan(kept), launched) if kept else cfg
+    return relayout.keep_global_batch(cfg, dataset, plan.Batch.of_plan(kept), launched) if kept else cfg
 
 
 def _parse(words: Sequence[str]) -> schema.TrainConfig:

@@ -82,6 +82,18 @@ class Architecture:
         return sum(block.macs for block in self.blocks)
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """The model and how it is cut: one tuple of blocks per pipeline stage."""
+
+    architecture: Architecture
+    stages: Tuple[Tuple[Block, ...], ...]
+
+    def share(self, stage: int) -> float:
+        """Returns the part of the model's work that a stage does, from 0 to 1."""
+        return sum(block.macs for block in self.stages[stage]) / max(self.architecture.macs, 1)
+
+
 def describe(name: str, *, height: int, width: int, channels: int, classes: int, norm: str) -> Architecture:
     """Returns a model as it will be built; ValueError with one sentence if there is none such."""
     if name not in MODELS:

@@ -12,7 +12,7 @@ from plan_rules import assert_obeys_the_rules
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.datasets import info
-from tf_ipu_dp.planning import errors, plan, report
+from tf_ipu_dp.planning import errors, plan, relayout, report
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
 POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
@@ -222,7 +222,7 @@ def test_a_batch_larger_than_the_data_set_is_refused_with_what_fits():
 
 def test_global_batch_and_accumulation_exclude_each_other():
     text = str(refusal("--global_batch_size=64", "--gradient_accumulation=2"))
-    assert "set the same thing twice" in text and "eave --global_batch_size out" in text
+    assert "both set the global batch" in text and "eave --global_batch_size out" in text
 
 
 POPRUN = LaunchedTopology("poprun", replicas=8, ipus_per_replica=2, instances=4, instance=0, hosts=2)
@@ -345,12 +345,12 @@ def test_a_run_goes_on_with_its_global_batch_or_is_refused_with_what_keeps_it(
     cfg, was = parse_dict(given_flags), plan.Batch(micro, min(accumulation, 64), min(replicas, 64))
     dataset = info.DATASETS[cfg.dataset]
     try:
-        kept = plan.keep_global_batch(cfg, dataset, was, launched)
+        kept = relayout.keep_global_batch(cfg, dataset, was, launched)
     except errors.PlanError as error:
         for problem in error.problems:
             assert problem.rule != "batch_twice" or given_flags.keys() >= {"global_batch_size", "gradient_accumulation"}
             for fix in problem.fixes:
-                again = plan.keep_global_batch(fix.apply(cfg), dataset, was, launched)
+                again = relayout.keep_global_batch(fix.apply(cfg), dataset, was, launched)
                 run = plan.plan_run(again, dataset, launched)
                 assert run.batch.global_batch_size == was.global_batch_size
                 assert all(f"--{name}" in str(problem) for name, _ in fix.changes)
@@ -369,7 +369,7 @@ def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_mi
 ):
     cfg = parse_dict(given_flags)
     dataset = info.DATASETS[cfg.dataset]
-    found = plan.layouts(cfg, dataset, total, launched)
+    found = relayout.layouts(cfg, dataset, total, launched)
     assert len(set(found)) == len(found)
     for layout in found:
         run = plan.plan_run(layout.apply(cfg), dataset, launched)
@@ -384,7 +384,7 @@ def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_mi
             run = plan.plan_run(asked, dataset)
         except errors.PlanError:
             continue
-        expected = plan.Layout(run.topology.ipus, instances, cfg.micro_batch_size, run.batch.accumulation)
+        expected = relayout.Layout(run.topology.ipus, instances, cfg.micro_batch_size, run.batch.accumulation)
         assert expected in found
 
 
@@ -405,17 +405,17 @@ def test_every_layout_is_planned_with_the_global_batch_and_none_with_the_same_mi
 )  # fmt: skip
 def test_what_cannot_keep_a_runs_global_batch_is_refused_with_what_can(words, sentence):
     with pytest.raises(errors.PlanError) as caught:
-        plan.keep_global_batch(parse(*words), info.DATASETS["fashion_mini"], plan.Batch(32, 2, 8))
+        relayout.keep_global_batch(parse(*words), info.DATASETS["fashion_mini"], plan.Batch(32, 2, 8))
     assert str(caught.value) == sentence
 
 
 def test_under_poprun_a_run_that_cannot_keep_its_global_batch_is_told_how_many_replicas_could():
     launched = LaunchedTopology("poprun", 32, 1, 4, 0)
     with pytest.raises(errors.PlanError) as caught:
-        plan.keep_global_batch(parse(), info.DATASETS["fashion_mini"], plan.Batch(32, 2, 8), launched)
+        relayout.keep_global_batch(parse(), info.DATASETS["fashion_mini"], plan.Batch(32, 2, 8), launched)
     assert str(caught.value) == (
-        "32 replicas (started by poprun; 4, 8 or 16 would do) with --micro_batch_size=32 cannot keep the global batch "
-        "of 512 that the run was trained with. Use --micro_batch_size=4, 8 or 16."
+        "32 replicas (started by poprun; 4, 8 or 16 would work) with --micro_batch_size=32 cannot keep the global "
+        "batch of 512 that the run was trained with. Use --micro_batch_size=4, 8 or 16."
     )
 
 
