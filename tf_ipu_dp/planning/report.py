@@ -7,6 +7,7 @@ import json
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from tf_ipu_dp import __version__, cli
+from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
 
 _ALL_UP_TO = 32
@@ -187,7 +188,7 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     slots = f"{cli.count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
     architecture = plan.model.architecture
     image = f"{architecture.height} x {architecture.width} x {architecture.channels}"
-    norm = f"{architecture.norm} norm, " if architecture.name != "mlp" else ""
+    norm = f"{architecture.norm} norm, " if architectures.has_norm(architecture) else ""
     rows: List[Tuple[str, Union[int, float], str]] = [
         (
             "Parameters",
