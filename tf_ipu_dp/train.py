@@ -138,7 +138,7 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
                 "Use a folder without one."
             )
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
-    if cfg.dataset == "synthetic_device":
+    if run.dataset.made_on_device:
         sdk.set_poplar_flags(os.environ, "--use_synthetic_data", "--synthetic_data_categories=infeed")
     try:
         modules = sdk.load(cfg.sdk)
