@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Mapping
 
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning.topology import Topology
@@ -23,12 +22,6 @@ class Batch:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.accumulation * self.replicas
-
-    @classmethod
-    def of_plan(cls, plan_json: Mapping[str, Any]) -> Batch:
-        """Returns the batch of a plan that was saved as JSON, in a run's folder or in a checkpoint."""
-        batch = plan_json["batch"]
-        return cls(batch["micro_batch_samples"], batch["accumulation_micro_batches"], plan_json["topology"]["replicas"])
 
 
 @dataclasses.dataclass(frozen=True)
