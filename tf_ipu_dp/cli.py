@@ -65,6 +65,12 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         return 1
 
 
+def show(text: str) -> int:
+    """Writes the result of a command that has nothing else to do, and returns its exit code."""
+    sys.stdout.write(text)
+    return 0
+
+
 def wants_help(words: Sequence[str]) -> bool:
     """Whether the command line asks for help rather than for a run."""
     return any(word in _HELP_WORDS for word in _until_end_of_flags(words))

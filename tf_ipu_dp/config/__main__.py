@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
+from tf_ipu_dp import cli
 from tf_ipu_dp.config import flags_page
 
 if __name__ == "__main__":
-    sys.stdout.write(flags_page.render_page())
+    raise SystemExit(cli.run("config", lambda: cli.show(flags_page.render_page()), None))
