@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import math
 import os
 import re
 import shlex
@@ -24,6 +23,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextI
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema
+from tf_ipu_dp.runs.json_files import parse_object, plain
 
 _RUNS = "runs"
 _LOCK = ".lock"
@@ -115,7 +115,7 @@ class RunFolder:
             lines = self.metrics.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        return [record for record in map(_parse_object, lines) if record is not None]
+        return [record for record in map(parse_object, lines) if record is not None]
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes what came out; `stopped` in it says why the run ended early, if it did."""
@@ -124,7 +124,7 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Whether the run, as it was last started, has come to its end."""
-        result = _parse_object(self.result_json.read_bytes()) if self.result_json.is_file() else None
+        result = parse_object(self.result_json.read_bytes()) if self.result_json.is_file() else None
         return result is not None and result.get("stopped") is None
 
     def write_error(self, instance: int, text: str, *, final: bool = False, host: Optional[str] = None) -> Path:
@@ -170,7 +170,7 @@ class RunFolder:
         if not any(self.checkpoints.glob("step-*")):
             return None
         try:
-            return _parse_object(self.plan_json.read_bytes())
+            return parse_object(self.plan_json.read_bytes())
         except FileNotFoundError:
             return None
 
@@ -373,24 +373,3 @@ def _megabytes(size: int) -> str:
 
 def _render_json(value: Mapping[str, Any]) -> str:
     return json.dumps(plain(value), indent=2) + "\n"
-
-
-def plain(value: Any) -> Any:
-    """Returns what JSON can carry: null for NaN and infinities, numbers for scalars of numpy, text for the rest."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return plain(value.item()) if hasattr(value, "item") else str(value)
-
-
-def _parse_object(text: bytes) -> Optional[Dict[str, Any]]:
-    try:
-        value = json.loads(text.decode())
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -29,10 +29,10 @@ from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.schema import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.monitoring import bottleneck, devices, diagnosis
+from tf_ipu_dp.monitoring import bottleneck, diagnosis, sampler
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs import checkpoints, heartbeat, records, result_report, run_folder
+from tf_ipu_dp.runs import checkpoints, heartbeat, json_files, records, result_report, run_folder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, console, executions, models, session
 
@@ -298,7 +298,7 @@ class _Trainer:
         self.board = (
             tf.summary.create_file_writer(str(board)) if self.world.is_leader else tf.summary.create_noop_writer()
         )
-        self.sampler = devices.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
+        self.sampler = sampler.Sampler(self.sdk.gcipuinfo, pid=os.getpid())
         self.sampler.start()
         try:
             finished = self.step >= run.epochs.updates
@@ -487,7 +487,7 @@ class _Trainer:
     def _executables(self) -> Set[Path]:
         return set(self.cache.glob("**/*.poplar_exec")) if self.cache else set()
 
-    def _watch(self) -> devices.Usage:
+    def _watch(self) -> sampler.Usage:
         """Returns how busy the IPUs were since the last call."""
         return self.sampler.mark()
 
@@ -560,7 +560,7 @@ class _Trainer:
         everyone = self.world.gather_numbers([math.nan if each is None else each for each in own])
         names = ("seconds", "executing_s", "input_wait_s", "collective_s")
         return [
-            {"instance": instance, **{name: run_folder.plain(value) for name, value in zip(names, row)}}
+            {"instance": instance, **{name: json_files.plain(value) for name, value in zip(names, row)}}
             for instance, row in enumerate(everyone)
         ]
 
@@ -819,4 +819,4 @@ def _same_run(folder: run_folder.RunFolder) -> str:
 
 
 def _json_line(value: Mapping[str, Any]) -> str:
-    return json.dumps(run_folder.plain(value)) + "\n"
+    return json.dumps(json_files.plain(value)) + "\n"
