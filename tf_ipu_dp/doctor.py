@@ -227,7 +227,7 @@ def _signal_name(number: int) -> str:
 def _check_tensorflow(probe: Probe) -> Tuple[Finding, Finding]:
     install = "Start with launch/train, which makes an environment, or install it: pip install '.[host]'"
     if not probe.value:
-        broken = "It is installed but cannot be imported. Remove this environment and start with launch/train, which makes one."
+        broken = "It is installed but cannot be imported. Remove this environment and start with launch/train."
         absent = Finding("TensorFlow", False, probe.failure, install if "No module named" in probe.failure else broken)
         return absent, Finding("Keras", False, "not checked: TensorFlow cannot be imported")
     version, keras = probe.value["version"], probe.value["keras"]
