@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Mapping, Optional, Protocol, Tuple
+from typing import Any, Iterator, Mapping, Optional, Protocol, Sequence, Tuple, Union
 
 from tf_ipu_dp import sdk_types
 from tf_ipu_dp.monitoring import devices
@@ -25,11 +26,28 @@ _RETRY_DELAY_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Client(Protocol):
-    """What queries gcipuinfo: `devices`, `health`, or `event` with the path of an event record."""
+@dataclasses.dataclass(frozen=True)
+class DeviceFailure:
+    """A device whose attributes cannot be read."""
 
-    def query(self, name: str, *arguments: str) -> Any:
-        """Returns the answer as plain values; TelemetryError where there is none."""
+    reason: str
+    id: Optional[str] = None  # where at least that could be read
+
+
+DeviceAnswer = Union[Mapping[str, str], DeviceFailure]
+
+
+class Client(Protocol):
+    """Queries gcipuinfo. All methods raise TelemetryError where the library as a whole fails."""
+
+    def read_devices(self) -> Sequence[DeviceAnswer]:
+        """Returns the attributes of each device, or why they cannot be read."""
+
+    def check_health(self) -> str:
+        """Returns the library's answer to its health check, as text."""
+
+    def read_event(self, path: str) -> Mapping[str, str]:
+        """Returns the last event record of an application, empty if there is none."""
 
     def close(self) -> None:
         """Releases what the client holds."""
@@ -42,27 +60,36 @@ class InProcessClient:
         self._library = library
         self._inventory: Optional[sdk_types.DeviceInventory] = None
 
-    def query(self, name: str, *arguments: str) -> Any:
-        """Returns the answer. For `devices` it is a list with one entry per device.
+    def read_devices(self) -> Sequence[DeviceAnswer]:
+        """Returns the attributes of each device, or why they cannot be read."""
+        with self._open_inventory() as inventory:
+            return [_read_attributes(device) for device in inventory.getDevices()]
 
-        The entry of a device that fails is the reason, or a pair of its id and the reason where the id can be read.
-        """
+    def check_health(self) -> str:
+        """Returns the library's answer to its health check, as text."""
+        with self._open_inventory() as inventory:
+            return str(inventory.checkHealthOfDevices())
+
+    def read_event(self, path: str) -> Mapping[str, str]:
+        """Returns the last event record of an application, empty if there is none."""
+        with self._open_inventory() as inventory:
+            record = inventory.getLastAppEventRecord(path)
+            return {str(key): str(record[key]) for key in record}
+
+    def close(self) -> None:
+        """Does nothing: the library lives as long as this process."""
+
+    @contextlib.contextmanager
+    def _open_inventory(self) -> Iterator[sdk_types.DeviceInventory]:
+        """Opens the inventory at the first query, and turns whatever the library raises into a TelemetryError."""
         try:
             if self._inventory is None:
                 inventory = self._library.gcipuinfo()
                 inventory.setUpdateMode(True)
                 self._inventory = inventory
-            if name == "health":
-                return str(self._inventory.checkHealthOfDevices())
-            if name == "event":
-                record = self._inventory.getLastAppEventRecord(*arguments)
-                return {str(key): str(record[key]) for key in record}
-            return [_read_attributes(device) for device in self._inventory.getDevices()]
+            yield self._inventory
         except Exception as error:
             raise TelemetryError(f"gcipuinfo failed ({devices.shorten(error)})") from error
-
-    def close(self) -> None:
-        """Does nothing: the library lives as long as this process."""
 
 
 class SubprocessClient:
@@ -74,8 +101,27 @@ class SubprocessClient:
         self._buffer = b""
         self._lock = threading.Lock()
 
-    def query(self, name: str, *arguments: str) -> Any:
-        """Returns the answer; TelemetryError after a timeout of some seconds at most."""
+    def read_devices(self) -> Sequence[DeviceAnswer]:
+        """Returns the attributes of each device, or why they cannot be read."""
+        answers = self._query("devices")
+        return [DeviceFailure(*answer) if isinstance(answer, list) else answer for answer in answers]
+
+    def check_health(self) -> str:
+        """Returns the library's answer to its health check, as text."""
+        return str(self._query("health"))
+
+    def read_event(self, path: str) -> Mapping[str, str]:
+        """Returns the last event record of an application, empty if there is none."""
+        event: Mapping[str, str] = self._query("event", path)
+        return event
+
+    def close(self) -> None:
+        """Kills the child process, if there is one."""
+        with self._lock:
+            self._kill()
+
+    def _query(self, name: str, *arguments: str) -> Any:
+        """Returns the child's answer; TelemetryError after a timeout of some seconds at most."""
         with self._lock:
             timeout_s = _NEXT_ANSWER_S
             if self._process is None:
@@ -97,11 +143,6 @@ class SubprocessClient:
         if "answer" not in answer:
             raise TelemetryError(answer.get("problem", devices.NO_ANSWER))
         return answer["answer"]
-
-    def close(self) -> None:
-        """Kills the child process, if there is one."""
-        with self._lock:
-            self._kill()
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
@@ -162,15 +203,25 @@ def serve(parent: int) -> None:
     client: Optional[InProcessClient] = None
     for line in sys.stdin:
         try:
-            library: Any = importlib.import_module("gcipuinfo")
-            client = client or InProcessClient(library)
-            answer = {"answer": client.query(*json.loads(line))}
+            if client is None:
+                library: Any = importlib.import_module("gcipuinfo")
+                client = InProcessClient(library)
+            answer = {"answer": _answer(client, *json.loads(line))}
         except TelemetryError as error:
             answer = {"problem": str(error)}
         except Exception as error:
             answer = {"problem": f"gcipuinfo cannot be imported ({devices.shorten(error)})"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _answer(client: InProcessClient, name: str, *arguments: str) -> Any:
+    """Returns the answer to a query as JSON can carry it: a failed device is a list of its reason and id."""
+    if name == "health":
+        return client.check_health()
+    if name == "event":
+        return client.read_event(*arguments)
+    return [[each.reason, each.id] if isinstance(each, DeviceFailure) else each for each in client.read_devices()]
 
 
 def _end_with_parent() -> None:
@@ -182,11 +233,11 @@ def _end_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def _read_attributes(device: Mapping[str, str]) -> Any:
+def _read_attributes(device: Mapping[str, str]) -> DeviceAnswer:
     try:
         return {str(key): str(device[key]) for key in device}
     except Exception as error:
         reason = f"gcipuinfo failed ({devices.shorten(error)})"
     with contextlib.suppress(Exception):
-        return [str(device["id"]), reason]
-    return reason
+        return DeviceFailure(reason, str(device["id"]))
+    return DeviceFailure(reason)

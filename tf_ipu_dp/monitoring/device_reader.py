@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from tf_ipu_dp import sdk
 from tf_ipu_dp.monitoring import clients, devices
+from tf_ipu_dp.monitoring.clients import DeviceFailure
 from tf_ipu_dp.monitoring.devices import DeviceReading, Ipu, TelemetryError
 
 _NO_IPU = "gcipuinfo finds no IPU"
@@ -23,7 +24,7 @@ class DeviceReader:
         period_s: float = 0.0,
         failure: Optional[str] = None,
     ) -> None:
-        """`note` says why these are not the Poplar SDK's IPUs; `failure` says it where the SDK is there but broken."""
+        """`note`: why these are not the Poplar SDK's IPUs. `failure`: the same, where the SDK is enabled but broken."""
         self.sdk_name, self.note, self.failure = sdk_name, note, failure
         self._client, self._period_s = client, period_s
         self._known: Tuple[Ipu, ...] = ()
@@ -45,12 +46,11 @@ class DeviceReader:
 
     def read_faults(self) -> List[str]:
         """Returns the faults of gcipuinfo's health check as sentences. TelemetryError where it cannot be made."""
-        return devices.parse_health(self._client.query("health"))
+        return devices.parse_health(self._client.check_health())
 
     def read_event(self, path: str) -> Dict[str, str]:
         """Returns the last event record of an application, empty if there is none. TelemetryError as above."""
-        record = self._client.query("event", path)
-        return {str(key): str(record[key]) for key in record} if isinstance(record, dict) else {}
+        return dict(self._client.read_event(path))
 
     def close(self) -> None:
         """Ends the library's process, if it has one."""
@@ -59,29 +59,34 @@ class DeviceReader:
     def _read(self) -> DeviceReading:
         now = time.time()
         try:
-            answers = self._client.query("devices")
+            answers = self._client.read_devices()
         except TelemetryError as error:
             return DeviceReading(now, tuple(_without_values(ipu, str(error)) for ipu in self._known), str(error))
-        parsed = [devices.parse_device(answer) if isinstance(answer, dict) else None for answer in answers]
-        self._known = tuple(
-            ipu or self._describe_failed(index, answer, parsed)
-            for index, (ipu, answer) in enumerate(zip(parsed, answers))
-        )
+        answering = {
+            index: devices.parse_device(answer)
+            for index, answer in enumerate(answers)
+            if not isinstance(answer, DeviceFailure)
+        }
+        failed = {
+            index: self._describe_failed(answer, index, len(answers), answering)
+            for index, answer in enumerate(answers)
+            if isinstance(answer, DeviceFailure)
+        }
+        self._known = tuple(ipu for _, ipu in sorted({**answering, **failed}.items(), key=lambda item: item[0]))
         return DeviceReading(now, self._known, None if self._known else _NO_IPU)
 
-    def _describe_failed(self, index: int, answer: Any, parsed: Sequence[Optional[Ipu]]) -> Ipu:
+    def _describe_failed(self, failure: DeviceFailure, index: int, count: int, answering: Mapping[int, Ipu]) -> Ipu:
         """Returns the record of a device that fails. Its id is left out where it could only be guessed."""
-        number, reason = answer if isinstance(answer, list) and len(answer) == 2 else (None, answer)
-        number = devices.parse_id(str(number))
+        number = devices.parse_id(failure.id)
         if number is not None:
             known = next((ipu for ipu in self._known if ipu.id == number), Ipu(id=number))
-        elif len(self._known) == len(parsed):
+        elif len(self._known) == count:
             known = self._known[index]
         else:
             # At the first reading the other devices show whether ids are list positions.
-            positional = not self._known and all(ipu is None or ipu.id == place for place, ipu in enumerate(parsed))
+            positional = not self._known and all(ipu.id == place for place, ipu in answering.items())
             known = Ipu(id=index if positional else None)
-        return _without_values(known, devices.shorten(reason))
+        return _without_values(known, devices.shorten(failure.reason))
 
 
 def open_reader(choice: str = "auto") -> DeviceReader:

@@ -91,9 +91,9 @@ def parse_device(mapping: Mapping[str, str]) -> Ipu:
     return Ipu(**values, other=other)
 
 
-def parse_id(text: str) -> Optional[int]:
-    """Returns a device's id; None where the text is no whole number."""
-    return _whole({"id": text}, "id")
+def parse_id(text: Optional[str]) -> Optional[int]:
+    """Returns a device's id; None where it is not a whole number."""
+    return None if text is None else _whole({"id": text}, "id")
 
 
 def read_pid(mapping: Mapping[str, str]) -> Optional[int]:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp.monitoring import device_reader, devices
+from tf_ipu_dp.monitoring.clients import DeviceFailure
 from tf_ipu_dp.monitoring.device_reader import DeviceReader
 
+DOWN = DeviceFailure("down")
 DEVICE = {"id": "3", "board serial number": "0001.0002.8203321", "clock": "1330MHz", "ipu utilisation": "99.96%"}
 
 
@@ -22,14 +24,19 @@ class PreparedClient:
     def __init__(self, *answers):
         self._answers = list(answers)
 
-    def query(self, *_):
+    def read_devices(self):
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(sorted(DEVICE)) | st.text(), st.text()) | st.text(), max_size=4))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(sorted(DEVICE)) | st.text(), st.text()) | st.builds(DeviceFailure, st.text()),
+        max_size=4,
+    )
+)
 def test_a_reading_has_one_record_per_device_whatever_the_devices_answer(answers):
     found = DeviceReader("poplar", PreparedClient(answers)).read()
     assert len(found.ipus) == len(answers) and (found.problem is None) == bool(answers)
@@ -51,7 +58,7 @@ def test_known_ipus_stay_as_rows_with_the_reason_when_the_library_fails():
 def test_the_id_of_a_device_that_fails_is_kept_and_never_guessed():
     two, three = {**DEVICE, "id": "2"}, DEVICE
     reader = DeviceReader(
-        "poplar", PreparedClient([two, three], [two, "down"], ["down", three], ["down"], [["3", "x"]])
+        "poplar", PreparedClient([two, three], [two, DOWN], [DOWN, three], [DOWN], [DeviceFailure("x", "3")])
     )
     assert [[(ipu.id, ipu.problem) for ipu in reader.read().ipus] for _ in range(5)] == [
         [(2, None), (3, None)],
@@ -60,7 +67,7 @@ def test_the_id_of_a_device_that_fails_is_kept_and_never_guessed():
         [(None, "down")],
         [(3, "x")],
     ]
-    for answers, numbers in (([{"id": "0"}, "down"], [0, 1]), ([two, "down"], [2, None])):
+    for answers, numbers in (([{"id": "0"}, DOWN], [0, 1]), ([two, DOWN], [2, None])):
         assert [ipu.id for ipu in DeviceReader("poplar", PreparedClient(answers)).read().ipus] == numbers
 
 
