@@ -52,7 +52,7 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
         (["5"], "'5' is not expected here"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_does(words, sentence):
+def test_flags_that_cannot_be_combined_are_refused_with_what_works(words, sentence):
     with pytest.raises(cli.UsageError, match=sentence):
         monitor.parse(words)
 
