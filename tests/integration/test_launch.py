@@ -190,7 +190,7 @@ def test_one_and_several_instances_are_shown_to_end_in_the_same_weights(tmp_path
     assert header.split() == ["Layer", "Weights", "Difference", "Relative"]
     assert [line.split()[0] for line in layers][:2] == ["conv1_conv", "conv1_norm"] and len(layers) == 8
     layouts = "1 instance x 4 replicas and 2 instances x 2 replicas"
-    assert out.splitlines()[-1] == f"{layouts} after 2 updates: the same weights, bit by bit."
+    assert out.splitlines()[-1] == f"{layouts} after 2 updates: identical weights, bit for bit."
     assert "training 2 updates on 2 instances x 2 replicas..." in err
     assert not list(tmp_path.iterdir())
 
