@@ -275,7 +275,7 @@ def layouts(
     Every one has been planned. Of many micro batch sizes those nearest to the config's are tried. What a launcher has
     started is not changed.
     """
-    stages = _stages_asked(config) or (launched.ipus_per_replica if launched else 1)
+    stages = stages_asked(config) or (launched.ipus_per_replica if launched else 1)
     ipus = launched.replicas * launched.ipus_per_replica if launched else config.ipus or 1
     replicas = ipus // ipus_per_replica(stages)
     unit = accumulation_unit(stages, config.pipeline_schedule)
@@ -369,7 +369,7 @@ def _examine(config: TrainConfig, dataset: DatasetInfo, launched: Optional[Launc
     """Goes through the rules in a reader's order; those without a meaning after an earlier one broke are left out."""
     draft = _Draft()
     topology = _examine_topology(draft, config, launched)
-    stages = _stages_asked(config) or (launched.ipus_per_replica if launched else 1)
+    stages = stages_asked(config) or (launched.ipus_per_replica if launched else 1)
     model = _examine_model(draft, config, dataset, stages, launched)
     batch = _examine_batch(draft, config, stages, topology.replicas if topology else None)
     epochs = _examine_epochs(draft, config, dataset, topology, batch) if topology and batch else None
@@ -405,7 +405,7 @@ def _examine(config: TrainConfig, dataset: DatasetInfo, launched: Optional[Launc
     return draft
 
 
-def _stages_asked(config: TrainConfig) -> Optional[int]:
+def stages_asked(config: TrainConfig) -> Optional[int]:
     """Split points say how many stages there are."""
     return config.pipeline_stages or (len(config.pipeline_splits) + 1 if config.pipeline_splits else None)
 
@@ -567,14 +567,14 @@ def _examine_launched(draft: _Draft, config: TrainConfig, launched: LaunchedTopo
         return None
     if "launched_stages" in draft.rules():
         return None
-    stages = _stages_asked(config) or per_replica
+    stages = stages_asked(config) or per_replica
     return Topology(ipus, stages, config.pipeline_schedule, launched.instances, hosts, launched.launcher)
 
 
 def _examine_asked(draft: _Draft, config: TrainConfig) -> Optional[Topology]:
     """What the flags ask for. IPUs, and with them replicas, instances and hosts, can only be powers of two."""
     ipus = config.ipus or 1
-    stages = _stages_asked(config) or 1
+    stages = stages_asked(config) or 1
     per_replica = ipus_per_replica(stages)
     instances = config.instances or 1
     hosts = config.hosts or Hosts(1)
@@ -648,7 +648,7 @@ def _examine_agreement(draft: _Draft, config: TrainConfig, launched: LaunchedTop
                 f"--{name}={getattr(config, name)} disagrees with {who}, which started {real} ({what}).",
                 _both(name, Hosts(launched.hosts or 1) if name == "hosts" else real),
             )
-    stages = _stages_asked(config)
+    stages = stages_asked(config)
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
         least, most = launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica
         # With a number of IPUs that is no power of two, no number of stages fits.
@@ -729,7 +729,7 @@ def _cannot_keep(
     if not launched:
         given = _given(config, "ipus", "pipeline_stages", "micro_batch_size")
         return f"{given} cannot keep the global batch of {global_batch} that the run was trained with."
-    stages = _stages_asked(config) or launched.ipus_per_replica
+    stages = stages_asked(config) or launched.ipus_per_replica
     asked = dataclasses.replace(config, ipus=launched.replicas * launched.ipus_per_replica, pipeline_stages=stages)
     free = dataclasses.replace(asked, instances=launched.instances)
     counts = [each.ipus // launched.ipus_per_replica for each in _on_other_ipus(free, dataset, global_batch)]
