@@ -1,5 +1,8 @@
 """Trains a Keras model data-parallel on IPUs: `python -m tf_ipu_dp.train --ipus=8`."""
 
+# For the emulator's poprun, which imports it once for all instances of a host:
+# poprun preloads: tf_ipu_dp.training.loop
+
 from __future__ import annotations
 
 import atexit
