@@ -75,7 +75,7 @@ def plan_job(
     """
     config = typed.config
     instances = config.instances or max(DEFAULT_INSTANCES, config.hosts.count if config.hosts else len(allocation))
-    # For 3 instances, 4 replicas: then the plan refuses the instances, rather than IPUs that nobody asked for.
+    # For 3 instances, 4 replicas: then the plan refuses --instances=3, rather than IPUs that were not typed.
     ipus = config.ipus or plan.ipus_per_replica(instances) * plan.ipus_per_replica(plan.stages_asked(config) or 1)
     hosts = config.hosts or share_hosts(allocation, instances)
     wanted = dataclasses.replace(config, instances=instances, ipus=ipus, hosts=hosts)

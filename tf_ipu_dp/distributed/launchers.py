@@ -97,9 +97,9 @@ def make_command(
 
 
 def read_mpirun_output(text: str) -> Optional[LauncherReport]:
-    """Returns which instance was killed or crashed first, according to mpirun; None where it does not say.
+    """Returns which instance was killed or crashed first, according to mpirun's output, or None.
 
-    Over MPI nobody else may know it: mpirun ends the other instances before they notice.
+    Over MPI there may be no other evidence: mpirun ends the other instances before they notice.
     """
     found = _KILLED.search(text)
     return LauncherReport(int(found[1]), found[2], 128 + int(found[3])) if found else None

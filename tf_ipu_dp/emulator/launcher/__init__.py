@@ -1,4 +1,4 @@
-"""The parts of `poprun`: its options, the job, the hosts, the processes and who watches them, rendezvous and output.
+"""The parts of `poprun`: its options, the job, the hosts, the processes and their supervisor, rendezvous and output.
 
 Imports no TensorFlow, except in `preload` for the instances that are forked, and knows nothing of the programs that it
 starts.

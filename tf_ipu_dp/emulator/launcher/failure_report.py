@@ -1,4 +1,4 @@
-"""What poprun says about the first failure: a sentence on stderr, and a JSON file for the program that started it."""
+"""How poprun reports the first failure: a sentence on stderr, and a JSON file for the program that started it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ A program can name further modules of its own in a comment line of its source:
 
     # poprun preloads: my_package.model, my_package.data
 
-With that line it is preloaded even if it sets such variables: it says that their values may be those of poprun's own
+With that line a program is preloaded even if it sets such variables. It then starts with the values of poprun's own
 environment.
 """
 

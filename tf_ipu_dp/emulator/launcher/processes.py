@@ -56,14 +56,14 @@ class Output(Protocol):
         """Takes what a process has written to stdout or stderr."""
 
     def finish(self, index: int, name: str) -> None:
-        """Takes note that no more will come."""
+        """Marks the end of a process's stream."""
 
 
 class ExitObserver(Protocol):
-    """Who is told how the processes end, from any thread."""
+    """Receives the ends of processes, from any thread."""
 
     def exited(self, ended: Exit) -> None:
-        """Takes note that a process has ended."""
+        """Receives the end of one process."""
 
 
 class HostProcesses(Protocol):

@@ -167,16 +167,17 @@ class RemoteHost:
         self._closed.set()
 
     def _why_it_ended(self) -> str:
-        code, said = self._process.returncode, next((line for line in reversed(self._shell_lines) if line), "")
+        code = self._process.returncode
+        last_line = next((line for line in reversed(self._shell_lines) if line), "")
         if code == host_messages.NO_DIRECTORY:
             return f"Host {self.host} has no directory {Path.cwd()}. Make it there, or start from one that all have."
         if code == host_messages.NO_PYTHON:
             return f"Host {self.host} has no {sys.executable}. Install the same environment at the same place there."
-        if "No module named" in said:
-            return f"Host {self.host} lacks a part of the same environment in {sys.prefix}: {said}."
+        if "No module named" in last_line:
+            return f"Host {self.host} lacks a part of the same environment in {sys.prefix}: {last_line}."
         if self.hostname:
-            return f"The connection to host {self.host} was lost{f' ({said})' if said else ''}."
-        return f"Host {self.host} cannot be reached: {said or f'the remote shell exited with status {code}'}."
+            return f"The connection to host {self.host} was lost{f' ({last_line})' if last_line else ''}."
+        return f"Host {self.host} cannot be reached: {last_line or f'the remote shell exited with status {code}'}."
 
     def _on_hello(self, value: Sequence[Any]) -> None:
         self.hostname, interfaces = value

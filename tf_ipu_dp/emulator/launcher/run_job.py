@@ -1,4 +1,4 @@
-"""Starts a job on its hosts, watches it to its end, and says how it ended."""
+"""Starts a job on its hosts, supervises it to its end, and reports how it ended."""
 
 from __future__ import annotations
 
