@@ -39,6 +39,7 @@ from tf_ipu_dp.distributed.job import (
 from tf_ipu_dp.distributed.job_process import JobStarter
 from tf_ipu_dp.planning import plan, report
 from tf_ipu_dp.runs import json_files, run_folder
+from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.training import console
 
 _OWN_FLAGS = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
@@ -166,7 +167,7 @@ def _run_folder(typed: TrainCommand) -> Iterator[Tuple[TrainCommand, run_folder.
 def _show_plan(job: Job, starter: JobStarter) -> None:
     command = starter.command(job)
     if job.config.json:
-        planned = json.loads(report.render_json(job.plan))
+        planned = PlanRecord.of(job.plan).to_json()
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return

@@ -28,10 +28,11 @@ from tf_ipu_dp.runs.run_folder import InstanceError
 LAST_LINES = 20
 STOP_STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
-# What Horovod, Gloo, Open MPI and our own training loop say when a peer is gone. Gloo's errors carry its file names.
+LOST_PEERS = "lost its peers"  # in the message of an instance of ours
+# What Horovod, Gloo and Open MPI say when a peer is gone. Gloo's errors carry its file names.
 _LOST_PEER = re.compile(
     r"HorovodInternalError|Horovod has been shut down|Horovod\w*(?:reduce|gather|cast|toall)|\bgloo\b|MPI_ABORT|"
-    r"Connection closed by peer|lost the others|lost (?:its|the) connection to the other instances"
+    rf"Connection closed by peer|{LOST_PEERS}"
 )
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -122,7 +123,7 @@ def find_first_failure(
 
 def _from_error(error: InstanceError) -> FirstFailure:
     lines = tuple(error.text.splitlines()[-LAST_LINES:])
-    return FirstFailure(error.instance, error.host, None, lines, transient=not error.final)
+    return FirstFailure(error.instance, error.host, None, lines, transient=error.transient)
 
 
 def _from_report(report: LauncherReport) -> FirstFailure:

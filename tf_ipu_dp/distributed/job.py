@@ -111,5 +111,6 @@ def read_saved_batch(config: TrainConfig) -> Optional[plan.Batch]:
     """Returns the batch of the run that would be resumed, if there is one."""
     if config.run_dir is None or not config.resume or config.evaluate or config.input_only:
         return None
-    saved = run_folder.RunFolder(Path(config.run_dir).expanduser()).read_plan()
-    return plan.Batch.of_plan(saved) if saved else None
+    folder = run_folder.RunFolder(Path(config.run_dir).expanduser())
+    saved = folder.read_plan() if folder.has_checkpoints() else None
+    return saved.job_batch if saved else None

@@ -15,8 +15,8 @@ LOST_PEER = (
 )
 
 
-def error(instance, text, after_ms=0, final=False):
-    return InstanceError(instance, f"host{instance}", 10, NOON + timedelta(milliseconds=after_ms), final, text)
+def error(instance, text, after_ms=0, transient=True):
+    return InstanceError(instance, f"host{instance}", 10, NOON + timedelta(milliseconds=after_ms), transient, text)
 
 
 def report(instance, status, *lines):
@@ -49,7 +49,7 @@ def test_an_abort_after_a_lost_connection_is_a_secondary_failure():
 
 
 def test_the_error_file_is_shown_rather_than_the_last_lines_of_the_output():
-    first = failures.find_first_failure(1, report(1, 1, "something else"), [error(1, TRACEBACK, final=True)], 2)
+    first = failures.find_first_failure(1, report(1, 1, "something else"), [error(1, TRACEBACK, transient=False)], 2)
     assert first.last_lines[-1].startswith("ValueError") and not first.transient
 
 
@@ -93,7 +93,7 @@ def test_a_lost_host_is_named_in_the_words_of_the_launcher_and_counts_as_a_kill(
         (1, ["train: --ipus=6 is not possible."], False),
         (1, ["Traceback (most recent call last):", "train: x", "ValueError"], True),
         (1, ["train: the device failed (HorovodInternalError: ...)"], True),
-        (1, ["train: instance 0 has lost the others: one of them has ended. Go on ..."], True),
+        (1, ["train: instance 0 lost its peers: one of them has ended. Start the run again."], True),
         (137, ["train: --ipus=6 is not possible."], True),
         (1, [], True),
     ],
