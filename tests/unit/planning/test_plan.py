@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 
 import pytest
@@ -12,7 +11,7 @@ from plan_rules import assert_obeys_the_rules
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.datasets import info
-from tf_ipu_dp.planning import errors, plan, report
+from tf_ipu_dp.planning import errors, plan
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
 POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
@@ -417,8 +416,3 @@ def test_under_poprun_a_run_that_cannot_keep_its_global_batch_is_told_how_many_r
         "32 replicas (started by poprun; 4, 8 or 16 would do) with --micro_batch_size=32 cannot keep the global batch "
         "of 512 that the run was trained with. Use --micro_batch_size=4, 8 or 16."
     )
-
-
-def test_the_batch_of_a_run_is_read_from_its_plan():
-    run = plan_words("--ipus=8", "--gradient_accumulation=3")
-    assert plan.Batch.of_plan(json.loads(report.render_json(run))) == run.batch
