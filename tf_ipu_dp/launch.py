@@ -24,6 +24,7 @@ from absl import flags
 
 from tf_ipu_dp import cli, environment
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.config.schema import TrainConfig
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import launchers, restart, verify, world
@@ -34,7 +35,6 @@ from tf_ipu_dp.distributed.job import (
     parse_train_words,
     plan_job,
     read_saved_batch,
-    replan_job,
 )
 from tf_ipu_dp.distributed.job_process import JobStarter
 from tf_ipu_dp.planning import plan, report
@@ -84,10 +84,10 @@ def main(words: Sequence[str]) -> int:
         _require_horovod(job.plan.topology.instances)
     if options.verify:
         return _verify(job, dataset, starter)
-    with _run_folder(typed) as (named, folder):
-        if named is not typed:
-            job = replan_job(named, dataclasses.replace(job.config, run_dir=named.config.run_dir), dataset)
-        return _train(job, named, dataset, starter, folder, options.max_restarts, own)
+    with _run_folder(typed.config) as folder:
+        run_dir = {} if typed.config.run_dir is not None else {"run_dir": str(folder.path)}
+        job, typed = job.with_flags(run_dir), typed.with_flags(run_dir)
+        return _train(job, typed, dataset, starter, folder, options.max_restarts, own)
 
 
 def split_words(words: Sequence[str]) -> Tuple[List[str], List[str]]:
@@ -150,15 +150,14 @@ def _verify(job: Job, dataset: DatasetInfo, starter: JobStarter) -> int:
 
 
 @contextlib.contextmanager
-def _run_folder(typed: TrainCommand) -> Iterator[Tuple[TrainCommand, run_folder.RunFolder]]:
-    """Yields the command with its run's folder: the one of --run_dir, or a new one, removed again if it stays empty."""
-    config = typed.config
+def _run_folder(config: TrainConfig) -> Iterator[run_folder.RunFolder]:
+    """Yields the run's folder: the one of --run_dir, or a new one, removed again if it stays empty."""
     if config.run_dir is not None:
-        yield typed, run_folder.RunFolder(Path(config.run_dir).expanduser())
+        yield run_folder.RunFolder(Path(config.run_dir).expanduser())
         return
     path = run_folder.make_folder(f"{config.model}-{config.dataset.replace('/', '-')}", datetime.now())
     try:
-        yield typed.with_flags({"run_dir": str(path)}), run_folder.RunFolder(path)
+        yield run_folder.RunFolder(path)
     finally:
         with contextlib.suppress(OSError):
             path.rmdir()

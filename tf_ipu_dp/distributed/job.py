@@ -49,6 +49,10 @@ class Job:
     def config(self) -> TrainConfig:
         return self.command.config
 
+    def with_flags(self, changes: Dict[str, Any]) -> Job:
+        """Returns the job with some flags added that do not change its plan."""
+        return Job(self.command.with_flags(changes), self.plan)
+
     @property
     def layout(self) -> str:
         """Instances and replicas, for a sentence."""
