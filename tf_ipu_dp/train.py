@@ -1,5 +1,8 @@
 """Trains a Keras model data-parallel on IPUs: `python -m tf_ipu_dp.train --ipus=8`."""
 
+# For the emulator's poprun, which imports them once for all instances of a host:
+# poprun preloads: tf_ipu_dp.training.run, tf_ipu_dp.training.evaluate, tf_ipu_dp.training.input_speed
+
 from __future__ import annotations
 
 import atexit

@@ -235,7 +235,7 @@ exchange(tf.constant(1.0))
 
 
 @pytest.mark.parametrize(("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1")])
-def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, way, preload):
+def test_the_instance_that_fails_is_the_first_even_if_the_others_fail_as_a_consequence(tmp_path, way, preload):
     (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
     command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "4", "--num-replicas", "4"]
     done = subprocess.run(
@@ -244,4 +244,4 @@ def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, way, pre
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == "poprun: instance 1 ended with 3; the others were ended."
+    assert done.stderr.splitlines()[-1] == "poprun: instance 1 exited with status 3; the other instances were stopped."

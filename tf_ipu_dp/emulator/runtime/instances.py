@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
+from tf_ipu_dp.emulator import popdist_variables
 from tf_ipu_dp.emulator.launcher import exit_notices, orphans
 from tf_ipu_dp.emulator.runtime import wait_meter
 
@@ -184,7 +185,7 @@ def _start(horovod: Any) -> None:
 
 def _tell_before_leaving() -> None:
     """Lets poprun know when this process goes. For after every start of Horovod."""
-    if orphans.NAME in os.environ:
+    if orphans.JOB_VARIABLE in os.environ:
         # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
         atexit.unregister(_say_leaving)
         atexit.register(_say_leaving, os.getpid())
@@ -192,7 +193,7 @@ def _tell_before_leaving() -> None:
 
 def _say_leaving(pid: int) -> None:
     if os.getpid() == pid:  # and not a child's
-        exit_notices.say(os.environ, _own_index())
+        exit_notices.send(os.environ, _own_index())
 
 
 def _threads() -> Set[int]:
@@ -231,14 +232,14 @@ def _options() -> Dict[str, Any]:
 
 
 def _size() -> int:
-    total, local = (int(os.environ.get(f"POPDIST_NUM_{name}_REPLICAS", "1")) for name in ("TOTAL", "LOCAL"))
+    names = (popdist_variables.TOTAL_REPLICAS, popdist_variables.LOCAL_REPLICAS)
+    total, local = (int(os.environ.get(name, "1")) for name in names)
     return total // local
 
 
 def _own_index() -> int:
-    offset, local = (
-        int(os.environ.get(f"POPDIST_{name}", "0")) for name in ("REPLICA_INDEX_OFFSET", "NUM_LOCAL_REPLICAS")
-    )
+    names = (popdist_variables.REPLICA_OFFSET, popdist_variables.LOCAL_REPLICAS)
+    offset, local = (int(os.environ.get(name, "0")) for name in names)
     return offset // (local or 1)
 
 
