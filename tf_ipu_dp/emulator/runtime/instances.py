@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.launcher import exit_notices, orphans
 from tf_ipu_dp.emulator.runtime import wait_meter
 
@@ -52,9 +53,11 @@ def connect() -> None:
         horovod = _horovod()
         if not horovod.is_initialized():
             if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
-                os.environ.setdefault(_SETS, "1")  # MPI cannot be left and met again
-                # Open MPI's waiting would keep cores from those that compute.
-                os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+                # Process sets from the start, because MPI cannot be restarted; and Open MPI must not occupy the cores
+                # of those that compute while it waits.
+                wanted = {_SETS: "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+                unset = {name: value for name, value in wanted.items() if name not in os.environ}
+                patches.set_environment("horovod settings", unset)
             else:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             _start(horovod)
@@ -164,7 +167,7 @@ def _allow_sets() -> None:
     if _SETS not in os.environ:
         wait_for_all()
         _horovod().shutdown()
-        os.environ[_SETS] = "1"
+        patches.set_environment("horovod settings", {_SETS: "1"})
         _start(_horovod())
 
 

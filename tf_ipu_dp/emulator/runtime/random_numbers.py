@@ -13,9 +13,11 @@ from typing import Any, Dict, List, Optional
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, resource_variable_ops
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.runtime import replicas
 from tf_ipu_dp.emulator.sdk_api import popdist
 
+_PATCH = "random numbers"
 _STATELESS = {
     "random_uniform": lambda shape, dtype, key: tf.random.stateless_uniform(shape, key, dtype=dtype),
     "random_standard_normal": lambda shape, dtype, key: tf.random.stateless_normal(shape, key, dtype=dtype),
@@ -29,14 +31,14 @@ _seed: List[Any] = []
 
 
 def extend_tensorflow() -> None:
-    """Makes random operations look for a program of the device. Doing it twice is harmless."""
-    if _stock:
+    """Makes random operations look for a program of the device. Calling it twice is harmless."""
+    if patches.is_applied(_PATCH):
         return
-    for name, make in _STATELESS.items():
+    replacements = {name: _dispatch(name, make) for name, make in _STATELESS.items()}
+    replacements["random_uniform_int"] = _dispatch_int
+    for name, replacement in replacements.items():
         _stock[name] = getattr(gen_random_ops, name)
-        setattr(gen_random_ops, name, _dispatch(name, make))
-    _stock["random_uniform_int"] = gen_random_ops.random_uniform_int
-    gen_random_ops.random_uniform_int = _dispatch_int
+        patches.set_attribute(_PATCH, gen_random_ops, name, replacement)
 
 
 def reset_seed(seed: int, identical: bool) -> None:
@@ -95,7 +97,7 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     # The same for each operation whatever else the process does: its place in the program, and its own seeds.
     own = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
     program.random_ops += 1
-    shared = program.replicas if not program.together and not program.updating else 1
+    shared = program.replicas if not program.concurrent and not program.updating else 1
     number = program.index() + popdist.getReplicaIndexOffset()
     start = tf.constant(0 if seed or seed2 else _base[0])
     if _reset[0] is not None:

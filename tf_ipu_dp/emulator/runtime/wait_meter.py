@@ -1,12 +1,15 @@
-"""How long a program of the device has waited for something, and whether it does right now. Imports TensorFlow late.
+"""How long a program of the device has waited for something, and whether it is waiting right now.
 
-The program itself notes both in variables as it runs; any thread may read them meanwhile.
+The program itself notes both in variables as it runs; any thread may read them meanwhile. TensorFlow is imported late,
+because `popdist` and `gcipuinfo` must not import it.
 """
 
 from __future__ import annotations
 
 import time
 from typing import Any, Dict, Sequence
+
+from tf_ipu_dp.emulator.runtime import replica_handles
 
 
 class Meter:
@@ -59,11 +62,9 @@ class Meter:
             import tensorflow as tf
             from tensorflow.python.ops import resource_variable_ops
 
-            from tf_ipu_dp.emulator.runtime import replicas
-
             with tf.init_scope():
                 noted = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
-            replicas.keep_on_host(noted)
+            replica_handles.keep_on_host(noted)
             self._noted[name] = noted
         return self._noted[name]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras import names
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue, ipu_strategy, utils
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops
 
-names.add_to_keras()
+on_import.apply_patches()
 X = np.random.RandomState(1).randn(48, 3).astype("float32")
 Y = (X @ [[1.0], [2.0], [-1.0]] + 0.5).astype("float32")
 

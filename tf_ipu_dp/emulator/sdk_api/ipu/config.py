@@ -10,8 +10,11 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
+from tensorflow.python.framework import errors
+
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags
+from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -277,6 +280,8 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
         reset_ipu_configuration()
     _normalise(config)
     _system = ConfiguredSystem(config)
+    if not patches.is_applied("configured devices"):
+        patches.on_undo("configured devices", reset_ipu_configuration)
 
 
 def reset_ipu_configuration() -> None:
@@ -285,9 +290,7 @@ def reset_ipu_configuration() -> None:
     if _system is not None:
         _system.release()
         _system = None
-        random_numbers = sys.modules.get("tf_ipu_dp.emulator.runtime.random_numbers")  # which imports TensorFlow
-        if random_numbers is not None:
-            random_numbers.forget_seed()
+        random_numbers.forget_seed()
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
@@ -376,8 +379,6 @@ def _driver_errors() -> Iterator[None]:
     try:
         yield
     except (registry.NoSuchDeviceError, registry.DeviceBusyError, registry.RegistryError) as error:
-        from tensorflow.python.framework import errors
-
         if isinstance(error, registry.NoSuchDeviceError):
             message = f"Unsupported number of IPUs requested: {error}."
             raise errors.FailedPreconditionError(None, None, message) from error

@@ -12,8 +12,10 @@ from typing import Any, Iterator, Optional
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
 
+_PATCH = "dataset iterators"
 _DEFAULT_DEPTH = 3
 _host = threading.local()
 
@@ -186,15 +188,14 @@ def on_host() -> Iterator[None]:
 
 
 def extend_datasets() -> None:
-    """Makes `iter(dataset)` look for an IPU strategy. Doing it twice is harmless."""
-    stock = tf.data.Dataset.__iter__
-    if getattr(stock, "_looks_for_ipus", False):
+    """Makes `iter(dataset)` look for an IPU strategy. Calling it twice is harmless."""
+    if patches.is_applied(_PATCH):
         return
+    stock = tf.data.Dataset.__iter__
 
     def make_iterator(self: Any) -> Any:
         strategy = tf.distribute.get_strategy()
         wanted = getattr(strategy, "enable_dataset_iterators", False) and not getattr(_host, "depth", 0)
         return IPUOwnedIterator(self) if wanted and tf.executing_eagerly() else stock(self)
 
-    make_iterator._looks_for_ipus = True  # type: ignore[attr-defined]
-    tf.data.Dataset.__iter__ = make_iterator
+    patches.set_attribute(_PATCH, tf.data.Dataset, "__iter__", make_iterator)

@@ -1,7 +1,7 @@
 """`tensorflow.python.ipu.ipu_outfeed_queue`: results on their way from the replicas to the host.
 
 The tensors wait in queues of TensorFlow, so that enqueueing is an operation of the graph like any other. Replicas that
-run together have a queue each; sliced ones share one, in the order step by step, replica by replica.
+run concurrently have a queue each; time-sliced ones share one, in the order step by step, replica by replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterator, List, Optional, Union
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import replica_handles, replicas
 
 _PAUSE_S = 0.001  # a thread that polls an empty queue must not keep Python from tracing the program that fills it
 FEED_TYPES = (tf.int32, tf.float32, tf.float16, tf.bool, tf.int8, tf.uint8)
@@ -148,14 +148,14 @@ class _Layout:
     types: Any
     shapes: Any
     count: int
-    together: bool
+    concurrent: bool
 
     @classmethod
     def of(cls, tensors: Any, flat: List[Any], program: Optional[replicas.Program]) -> _Layout:
         structure = tf.nest.map_structure(lambda _: 0, tensors)
         shapes = tuple(tuple(tensor.shape) if tensor.shape.rank is not None else None for tensor in flat)
-        count, together = (program.replicas, program.together) if program else (1, False)
-        return cls(structure, tuple(tensor.dtype for tensor in flat), shapes, count, together)
+        count, concurrent = (program.replicas, program.concurrent) if program else (1, False)
+        return cls(structure, tuple(tensor.dtype for tensor in flat), shapes, count, concurrent)
 
     def __str__(self) -> str:
         leaves = ", ".join(f"{dtype.name}{list(shape or ())}" for dtype, shape in zip(self.types, self.shapes))
@@ -179,12 +179,12 @@ class _Store:
         self._seen = False
         self._taking = threading.Lock()  # threads may poll; what one has seen waiting, another must not take
         with tf.init_scope():
-            self._queues = [self._queue() for _ in range(layout.count if layout.together else 1)]
-            self._entry = self._queue() if layout.together else self._queues[0]
-        if layout.together:
+            self._queues = [self._queue() for _ in range(layout.count if layout.concurrent else 1)]
+            self._entry = self._queue() if layout.concurrent else self._queues[0]
+        if layout.concurrent:
             handles = [queue.queue_ref for queue in self._queues]
-            replicas.deal(self._entry.queue_ref, handles)
-            weakref.finalize(self, replicas.undeal, self._entry.queue_ref)
+            replica_handles.assign(self._entry.queue_ref, handles)
+            weakref.finalize(self, replica_handles.unassign, self._entry.queue_ref)
 
     def _queue(self) -> Any:
         shapes = self.layout.shapes if self.layout.is_static else None
@@ -192,7 +192,7 @@ class _Store:
 
     def enqueue(self, flat: List[Any], for_all: bool) -> Any:
         """Adds one structure: this replica's, or that of all of them."""
-        if not for_all or self.layout.count == 1 or self.layout.together:
+        if not for_all or self.layout.count == 1 or self.layout.concurrent:
             return self._entry.enqueue(flat)
         before: List[Any] = []
         for _ in range(self.layout.count):
@@ -212,9 +212,9 @@ class _Store:
         with self._taking:
             # While the program runs, some replicas may have come further than others: the rest of them stays.
             steps = tf.reduce_min([queue.size() for queue in self._queues])
-            steps = steps if self.layout.together else steps // count
-            shares = [self._take(queue, steps if self.layout.together else steps * count) for queue in self._queues]
-        if self.layout.together:
+            steps = steps if self.layout.concurrent else steps // count
+            shares = [self._take(queue, steps if self.layout.concurrent else steps * count) for queue in self._queues]
+        if self.layout.concurrent:
             flat = [tf.stack(leaves, axis=1) for leaves in zip(*shares)]
         elif count > 1:
             flat = [
@@ -264,7 +264,7 @@ class _LastStore:
     @staticmethod
     def _variable(shape: Any, dtype: Any) -> Any:
         variable = resource_variable_ops.ResourceVariable(tf.zeros(shape, dtype), trainable=False)
-        replicas.keep_on_host(variable)
+        replica_handles.keep_on_host(variable)
         return variable
 
     def enqueue(self, flat: List[Any], for_all: bool) -> Any:

@@ -17,8 +17,11 @@ try:
 except ImportError:  # before TensorFlow 2.11
     function_context = None
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.keras import models
 from tf_ipu_dp.emulator.runtime import feeds, instances, random_numbers, replicas
+from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
@@ -53,7 +56,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         if program is None or program.updating or program.replicas == 1 or not self._reduces:
             return values
         dense = [tf.convert_to_tensor(value) for value in values]
-        totals = replicas.meet(dense, replicas.total)
+        totals = replicas.all_reduce(dense, replicas.sum_values)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             return [total / tf.cast(program.replicas, total.dtype) for total in totals]
         return totals
@@ -63,6 +66,7 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
     """All IPUs of one device in this process. `num_replicas_in_sync` is 1, however often Keras replicates the model."""
 
     supports_loss_scaling = True
+    has_pipeline_stages = True
 
     def __init__(
         self,
@@ -103,11 +107,12 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
     """Lets datasets, Keras models and random numbers know about the device. For strategies under construction."""
     strategy.enable_dataset_iterators = enable_dataset_iterators
     strategy.enable_keras_extensions = enable_keras_extensions
-    strategy.together = {}
+    strategy.concurrent_functions = {}
+    on_import.apply_patches()
     random_numbers.extend_tensorflow()
     feeds.extend_tensorflow()
-    _ignore_compilation()
-    _tell_programs_apart()
+    _ignore_jit_compile()
+    _cache_functions_by_program()
     if enable_dataset_iterators:
         ipu_infeed_queue.extend_datasets()
     if enable_keras_extensions:
@@ -118,12 +123,12 @@ def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -
     """Runs a function as a part of the graph around it."""
     by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
     if replicas.current() is None and not by_keras and strategy.ipus() > 1:
-        return _run_together_in_graph(strategy, fn, tuple(args), kwargs or {})
+        return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
     return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
 
 
 @tf.autograph.experimental.do_not_convert
-def _run_together_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NotImplementedError(
             "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
@@ -139,13 +144,13 @@ def _run_together_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, 
     with strategy.scope():
         program = replicas.Program(strategy.ipus())
         try:
-            together = _make_together(strategy, function._clone(None), args, kwargs, program)
+            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, program)
         except Exception:
             if not program.fitting_replicas:
                 raise
             fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
-            together = _make_together(strategy, function._clone(None), args, kwargs, fitting)
-        return together.call_in_graph(_split(args, kwargs)[0])
+            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, fitting)
+        return concurrent.call_in_graph(_split(args, kwargs)[0])
 
 
 def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool) -> Any:
@@ -188,7 +193,7 @@ def _trace(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
 ) -> Callable[[], Any]:
     if program.replicas > 1:
-        return _trace_together(strategy, fn, args, kwargs, program, check_types)
+        return _trace_concurrent(strategy, fn, args, kwargs, program, check_types)
     # A signature stands for the arguments: with one, TensorFlow 2.6 traces for no plain number.
     like = ((), {}) if fn.input_signature else (args, kwargs)
     with replicas.tracing(program):
@@ -203,7 +208,7 @@ def _trace(
     return run
 
 
-def _trace_together(
+def _trace_concurrent(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
 ) -> Callable[[], Any]:
     tensors, others, _ = _split(args, kwargs)
@@ -211,13 +216,13 @@ def _trace_together(
     specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
     values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
     key = (id(fn), repr(structure), specs, values, instances.members())
-    if key not in strategy.together:
-        together = _make_together(strategy, fn, args, kwargs, program)
+    if key not in strategy.concurrent_functions:
+        concurrent = _make_concurrent(strategy, fn, args, kwargs, program)
         if check_types:
-            _check_types(together.concrete)
+            _check_types(concurrent.concrete)
         # What the key names by its id is kept alive with it.
-        strategy.together[key] = (together, fn, others)
-    return lambda: strategy.together[key][0](tensors)
+        strategy.concurrent_functions[key] = (concurrent, fn, others)
+    return lambda: strategy.concurrent_functions[key][0](tensors)
 
 
 def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], List[bool]]:
@@ -228,9 +233,9 @@ def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], Lis
     return tensors, [leaf for leaf, given in zip(leaves, is_tensor) if not given], is_tensor
 
 
-def _make_together(
+def _make_concurrent(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program
-) -> replicas.TogetherFunction:
+) -> ConcurrentFunction:
     tensors, others, is_tensor = _split(args, kwargs)
 
     def call(*inputs: Any) -> Any:
@@ -240,7 +245,7 @@ def _make_together(
         results = _as_replica(strategy, fn, own_args, own_kwargs)
         return None if isinstance(results, tf.Operation) else results
 
-    return replicas.TogetherFunction(call, tensors, program)
+    return ConcurrentFunction(call, tensors, program)
 
 
 def _refuse_concrete(fn: Any, count: int) -> None:
@@ -293,10 +298,9 @@ def _check_types(concrete: Any) -> None:
             raise TypeError("float64 is not supported on the device: the function has it among its inputs or outputs.")
 
 
-def _ignore_compilation() -> None:
-    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot feed the host."""
-    kind = def_function.Function
-    if isinstance(vars(kind).get("_jit_compile"), property):
+def _ignore_jit_compile() -> None:
+    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot reach the host."""
+    if patches.is_applied("jit compilation"):
         return
 
     def get(self: Any) -> Any:
@@ -306,30 +310,29 @@ def _ignore_compilation() -> None:
     def set_(self: Any, value: Any) -> None:
         vars(self)["_jit_compile"] = value
 
-    kind._jit_compile = property(get, set_)
+    patches.set_attribute("jit compilation", def_function.Function, "_jit_compile", property(get, set_))
 
 
-def _tell_programs_apart() -> None:
+def _cache_functions_by_program() -> None:
     """Lets a function that a program calls be traced for its replicas, even if it was traced for others before."""
+    if patches.is_applied("function cache"):
+        return
     owner: Any = function_context or function.Function
     name = "make_function_context" if function_context else "_cache_key_context"
     stock = getattr(owner, name)
-    if hasattr(stock, "_ipu_emulator"):
-        return
 
     @functools.wraps(stock)
     def make(*args: Any, **kwargs: Any) -> Any:
         found, program = stock(*args, **kwargs), replicas.current()
         if program is None or tf.executing_eagerly():
             return found
-        told = (program.replicas, instances.members())
+        own = (program.replicas, instances.members())
         if not function_context:
-            return (*found[:-1], (found[-1], *told))
+            return (*found[:-1], (found[-1], *own))
         context = found.context
-        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *told)))
+        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *own)))
 
-    make._ipu_emulator = True  # type: ignore[attr-defined]
-    setattr(owner, name, make)
+    patches.set_attribute("function cache", owner, name, make)
 
 
 __all__: Tuple[str, ...] = ("IPUStrategy", "IPUStrategyV1")

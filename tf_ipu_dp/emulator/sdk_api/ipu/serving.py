@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import tensorflow as tf
 from tensorflow.python.framework import convert_to_constants
 
-from tf_ipu_dp.emulator.keras import models, pipelines
+from tf_ipu_dp.emulator.keras import model_options, pipelines
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import pipelining_ops
 
@@ -102,7 +102,7 @@ def export_keras(  # noqa: PLR0913, PLR0917 the SDK's arguments
     purge_export_dir: bool = False,
 ) -> Any:
     """Saves a Keras model's forward pass for batches of one size. Returns the `tf.function` that was saved."""
-    if not models.is_on_ipu(model):
+    if not model_options.is_on_ipu(model):
         raise ValueError("The model was not made in the scope of an IPU strategy.")
     return export_model(
         model,

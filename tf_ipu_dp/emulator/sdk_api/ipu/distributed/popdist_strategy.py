@@ -16,7 +16,8 @@ from tensorflow.python.eager import def_function
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.util import tf_decorator
 
-from tf_ipu_dp.emulator.runtime import instances, replicas
+from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator.runtime import instances, replica_handles, replicas
 from tf_ipu_dp.emulator.sdk_api import popdist
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
@@ -45,7 +46,7 @@ class _Extended(ipu_strategy.Extended):
             if aggregation == tf.VariableAggregation.SUM:
                 return _SummedOnRead(self._container_strategy(), [variable], aggregation)
             if aggregation == tf.VariableAggregation.MEAN:
-                self._averaged[replicas.handle_id(variable.handle)] = variable
+                self._averaged[replica_handles.handle_id(variable.handle)] = variable
         return variable
 
     def settle(self, graph: Any) -> None:
@@ -61,7 +62,7 @@ class _Extended(ipu_strategy.Extended):
         def total(columns: List[List[Any]]) -> List[Any]:
             return instances.sum_over_instances([tf.stack(own) for own in columns], "statistics")
 
-        totals = replicas.meet_once([variable.read_value() for variable in changed], total) if changed else []
+        totals = replicas.all_reduce_jointly([variable.read_value() for variable in changed], total) if changed else []
         for variable, of_replicas in zip(changed, totals):
             variable.assign(of_replicas[replicas.index()] / tf.cast(instances.count(), variable.dtype))
 
@@ -72,9 +73,11 @@ class _Extended(ipu_strategy.Extended):
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
         def total(columns: List[List[Any]]) -> List[Any]:
-            return instances.sum_over_instances([replicas.total(own) for own in columns], "reduction")
+            return instances.sum_over_instances([replicas.sum_values(own) for own in columns], "reduction")
 
-        totals = replicas.meet_once([tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total)
+        totals = replicas.all_reduce_jointly(
+            [tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total
+        )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             count = instances.count() * replicas.count()
             return [value / tf.cast(count, value.dtype) for value in totals]
@@ -129,8 +132,9 @@ def _save_own_parts() -> None:
             own = variable._primary if isinstance(variable, _SummedOnRead) else variable
             store[str(number)] = own.numpy()
 
-    if hasattr(tf.keras.metrics.Metric, "save_own_variables"):
-        tf.keras.metrics.Metric.save_own_variables = save_own_variables
+    name = "save_own_variables"
+    if hasattr(tf.keras.metrics.Metric, name) and not patches.is_applied("metric archives"):
+        patches.set_attribute("metric archives", tf.keras.metrics.Metric, name, save_own_variables)
 
 
 def _is_alike_everywhere(initial_value: Any) -> bool:
@@ -157,7 +161,7 @@ def _written(graph: Any) -> List[int]:
         graph = graph.outer_graph
         within = {id(inner): outer for outer, inner in graph.captures}
         outside = [within.get(id(handle), handle) for handle in outside]
-    return [replicas.handle_id(handle) for handle in outside]
+    return [replica_handles.handle_id(handle) for handle in outside]
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]

@@ -13,8 +13,8 @@ def all_gather(x: Any, replication_factor: int, name: Optional[str] = None) -> A
     """Returns the tensors of all replicas, stacked, on each of them. A list gives a list."""
     check_factor(replication_factor)
     if isinstance(x, (list, tuple)):
-        return collectives.meet([tf.convert_to_tensor(tensor) for tensor in x], tf.stack)
-    return tf.identity(collectives.meet([tf.convert_to_tensor(x)], tf.stack)[0], name=name)
+        return collectives.all_reduce([tf.convert_to_tensor(tensor) for tensor in x], tf.stack)
+    return tf.identity(collectives.all_reduce([tf.convert_to_tensor(x)], tf.stack)[0], name=name)
 
 
 def all_to_all(

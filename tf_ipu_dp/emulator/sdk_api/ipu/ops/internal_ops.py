@@ -74,8 +74,8 @@ def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
 
 
 def _require_own_steps() -> None:
-    """Refuses sliced replicas, which share their state and loops, so that the program is run with replicas together."""
-    replicas.meet([], replicas.total)
+    """Refuses time-sliced replicas, which share their state and loops: the program is then run concurrently."""
+    replicas.all_reduce([], replicas.sum_values)
 
 
 def _keep_alive(*variables: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Optional
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
 
@@ -22,8 +23,6 @@ class CrossReplicaOptimizer(IpuOptimizer):
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
         """Takes the mean over the replicas and hands it on."""
-        from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
-
         reduced = [
             (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
             for gradient, var in grads_and_vars

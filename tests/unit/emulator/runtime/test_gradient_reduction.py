@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator.runtime import packing
+from tf_ipu_dp.emulator.runtime import gradient_reduction
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 DTYPES = st.sampled_from(["float32", "float16", "int32"])
@@ -22,7 +22,7 @@ def make(shapes_and_dtypes):
 @given(st.lists(st.tuples(SHAPES, DTYPES), max_size=8))
 def test_what_is_packed_comes_back_as_it_was_in_one_vector_for_each_type(shapes_and_dtypes):
     tensors = make(shapes_and_dtypes)
-    layout = packing.Packing(tensors)
+    layout = gradient_reduction.Packing(tensors)
     packed = layout.pack(tensors)
     assert len(packed) == len({dtype for _, dtype in shapes_and_dtypes})
     assert all(vector.shape.rank == 1 for vector in packed)
@@ -37,7 +37,7 @@ def test_what_is_packed_comes_back_as_it_was_in_one_vector_for_each_type(shapes_
 def test_large_ones_stay_alone_and_are_not_copied(places):
     shapes = [(256, 256) if place in places else (3, 2) for place in range(3)]
     tensors = make([(shape, "float32") for shape in shapes])
-    layout = packing.Packing(tensors)
+    layout = gradient_reduction.Packing(tensors)
     packed = layout.pack(tensors)
     alone = packed[-len(places) :]
     assert [id(tensor) for tensor in alone] == [id(tensors[place]) for place in places]
@@ -48,12 +48,12 @@ def test_large_ones_stay_alone_and_are_not_copied(places):
 
 def test_variables_say_how_they_are_packed():
     variables = [tf.Variable([[1.0, 2.0]]), tf.Variable(3.0), tf.Variable([4, 5])]
-    layout = packing.Packing(variables)
+    layout = gradient_reduction.Packing(variables)
     packed = layout.pack([variable.value() for variable in variables])
     assert [each.numpy().tolist() for each in packed] == [[1.0, 2.0, 3.0], [4, 5]]
 
 
 def test_zeros_may_be_of_other_types():
-    layout = packing.Packing([tf.zeros([2]), tf.zeros([3], tf.int32)])
+    layout = gradient_reduction.Packing([tf.zeros([2]), tf.zeros([3], tf.int32)])
     assert layout.dtypes() == [tf.float32, tf.int32]
     assert [each.dtype for each in layout.zeros([tf.float64, tf.int32])] == [tf.float64, tf.int32]
