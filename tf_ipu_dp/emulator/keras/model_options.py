@@ -7,8 +7,8 @@ import enum
 from typing import Any, Dict, List, Optional
 
 from tf_ipu_dp.emulator.keras import stages
+from tf_ipu_dp.emulator.runtime.pipeline_layout import PipelineSchedule
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
-from tf_ipu_dp.emulator.sdk_api.ipu.ops.pipelining_ops import PipelineSchedule
 
 _OPTIONS = "_ipu_emulator_options"
 _PIPELINE = "_ipu_emulator_pipeline"

@@ -47,7 +47,7 @@ def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:
             kwargs["use_legacy_optimizer"] = True
         return stock(*args, **kwargs)
 
-    for module in (package, *modules):
+    for module in (package, *modules, tf.compat.v1.keras.optimizers):
         patches.set_attribute(_CLASSES, module, "deserialize", deserialize)
 
 

@@ -27,9 +27,9 @@ from tf_ipu_dp.emulator.keras.stage_assignments import (
     title_of,
     trace_calls,
 )
+from tf_ipu_dp.emulator.runtime import pipeline_layout
+from tf_ipu_dp.emulator.runtime.pipeline_layout import PipelineSchedule
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
-from tf_ipu_dp.emulator.sdk_api.ipu.ops import pipelining_ops
-from tf_ipu_dp.emulator.sdk_api.ipu.ops.pipelining_ops import PipelineSchedule
 
 _NO_STAGE = -1
 _BATCH_NORM = tf.keras.layers.BatchNormalization
@@ -137,7 +137,7 @@ def set_pipelining_options(
             raise ValueError(f"{name} cannot be set for a Keras model: the model determines it.")
         if name not in _ACCEPTED:
             raise TypeError(f"set_pipelining_options() got an unexpected keyword argument {name!r}.")
-    pipelining_ops.check_options(**pipelining_kwargs)
+    pipeline_layout.check_options(**pipelining_kwargs)
 
     options = pipelining_of(self)
     if steps is not None:
@@ -172,7 +172,7 @@ def ipus_per_replica(model: Any) -> int:
     """Returns the IPUs that one copy of the model occupies."""
     if not is_pipelined(model):
         return 1
-    return pipelining_ops.ipus_for(_devices(model))
+    return pipeline_layout.ipus_for(_devices(model))
 
 
 def check_before_run(model: Any, training: bool, steps_per_execution: Optional[int] = None, inputs: Any = None) -> None:
@@ -209,7 +209,7 @@ def check_before_run(model: Any, training: bool, steps_per_execution: Optional[i
         options = pipelining_of(model)
         iterations = options.accumulation if training else steps_per_execution
         assert iterations is not None
-        pipelining_ops.check_iterations(iterations, len(set(used)), options.schedule, training)
+        pipeline_layout.check_iterations(iterations, len(set(used)), options.schedule, training)
 
 
 def _check_options(model: Any, training: bool) -> None:
@@ -220,7 +220,7 @@ def _check_options(model: Any, training: bool) -> None:
             "A pipelined model cannot be trained before set_pipelining_options has set "
             "gradient_accumulation_steps_per_replica."
         )
-    pipelining_ops.check_layout(count, _devices(model), options.schedule, training, *lists)
+    pipeline_layout.check_layout(count, _devices(model), options.schedule, training, *lists)
     state = pipeline_state_of(model)
     if training and not state.warned and any(isinstance(layer, _BATCH_NORM) for layer in _inner_layers(model)):
         state.warned = True

@@ -48,7 +48,7 @@ def connect() -> None:
     """Meets the other instances. Calling it again is harmless."""
     global _connected, _server  # noqa: PLW0603
     if not _connected and _size() > 1:
-        from tf_ipu_dp.emulator.launcher import rendezvous
+        from tf_ipu_dp.emulator.launcher import rendezvous  # late: only a job of several instances needs it
 
         horovod = _horovod()
         if not horovod.is_initialized():

@@ -17,8 +17,8 @@ import tensorflow as tf
 from tensorflow.python.framework import convert_to_constants
 
 from tf_ipu_dp.emulator.keras import model_options, pipelines
+from tf_ipu_dp.emulator.runtime import pipeline_layout
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
-from tf_ipu_dp.emulator.sdk_api.ipu.ops import pipelining_ops
 
 
 def export_single_step(  # noqa: PLR0913, PLR0917 the SDK's arguments
@@ -69,10 +69,10 @@ def export_pipeline(  # noqa: PLR0913, PLR0917 the SDK's arguments
     del name
     _check_iterations(iterations)
     stages = list(computational_stages)
-    schedule = pipelining_ops.PipelineSchedule(pipeline_schedule or pipelining_ops.PipelineSchedule.Grouped)
+    schedule = pipeline_layout.PipelineSchedule(pipeline_schedule or pipeline_layout.PipelineSchedule.Grouped)
     devices = list(range(len(stages))) if device_mapping is None else device_mapping
-    pipelining_ops.check_layout(len(stages), devices, schedule, False, poplar_options)
-    pipelining_ops.check_iterations(iterations, len(stages), schedule, training=False)
+    pipeline_layout.check_layout(len(stages), devices, schedule, False, poplar_options)
+    pipeline_layout.check_iterations(iterations, len(stages), schedule, training=False)
     constants = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     first = stages[0][0] if isinstance(stages[0], (list, tuple)) else stages[0]
     names = _argument_names(first)[len(constants) :]
