@@ -96,7 +96,7 @@ def measure_sampling(rounds):
     attachment = registry.Partition.from_environment(os.environ).attach(count=4)
     sampler = devices.Sampler(gcipuinfo, pid=os.getpid())
     sampler.mark()
-    look, beat = cpu_ms(sampler.look, 10 * rounds), cpu_ms(attachment.beat, 10 * rounds)
+    look, beat = cpu_ms(sampler.look, 10 * rounds), cpu_ms(attachment.write_heartbeat, 10 * rounds)
     attachment.release()
     print(
         f"sampling at 1 Hz takes {look:.2f} ms of CPU per second, the heartbeat {beat:.2f}: {(look + beat) / 10:.3f} %"

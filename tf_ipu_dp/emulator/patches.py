@@ -140,7 +140,7 @@ PATCHES: Tuple[Patch, ...] = (
         "a program has attached them",
         "in configure_ipu_system()",
         "tf_ipu_dp.emulator.sdk_api.ipu.config",
-        "uninstall() releases the IPUs; the thread ends with its next beat",
+        "uninstall() releases the IPUs; the thread ends with its next heartbeat",
     ),
     Patch(
         "horovod settings",

@@ -82,7 +82,7 @@ class PipeliningOptions:
 
 @dataclasses.dataclass
 class PipelineState:
-    """What is kept of one model about its pipeline."""
+    """The pipeline of one model."""
 
     options: PipeliningOptions = dataclasses.field(default_factory=PipeliningOptions)
     options_set: bool = False  # whether set_pipelining_options was called
@@ -94,7 +94,7 @@ class PipelineState:
 
 
 def pipeline_state_of(model: Any) -> PipelineState:
-    """Returns what is kept of a model about its pipeline; it is made on first use."""
+    """Returns the state of a model's pipeline; it is made on first use."""
     found: PipelineState = vars(model).setdefault(_PIPELINE, PipelineState())
     return found
 

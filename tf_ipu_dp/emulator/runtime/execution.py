@@ -197,7 +197,7 @@ class _Execution:
 
 
 def _train_like_keras(model: Any, shape: Shape, iterator: Any, own: ReplicaMetrics) -> None:
-    """Runs the model's own training step, whose update needs nobody else. The model may have no variables yet."""
+    """Runs the model's own training step: there is nothing to reduce. The model may have no variables yet."""
 
     def update(number: Any) -> List[Any]:
         del number

@@ -30,7 +30,7 @@ def extend_tensorflow() -> None:
 
 def seconds_waited() -> float:
     """Returns the seconds of waiting since the last call. For when no program runs."""
-    _meter.settle()
+    _meter.clear_unfinished()
     seconds = seconds_waited_so_far()
     _reported_s[0] += seconds
     return seconds
@@ -42,7 +42,7 @@ def seconds_waited_so_far() -> float:
 
 
 def is_waiting() -> bool:
-    """Whether the program of the device waits for its input right now."""
+    """Whether the program of the device is waiting for its input now."""
     return _meter.is_waiting()
 
 

@@ -44,7 +44,7 @@ class StateOfReplicas(Protocol):
         """Returns what the loop carries with the values of one more replica."""
 
     def finish(self, carried: Sequence[Any]) -> None:
-        """Gives the variables what is kept of all replicas' values."""
+        """Gives the variables the values that are kept of all replicas."""
 
 
 def micro_batch_gradients(model: Any, data: Any) -> List[Any]:
@@ -92,7 +92,7 @@ def accumulate(
         model._train_counter.assign_add(1)
         return carried[:own]
 
-    if shape.replicas > 1:  # whose state is settled before their next micro batches
+    if shape.replicas > 1:  # their state must be final before their next micro batches
         total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing)
     else:
         total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing, graph_loops.IN_FLIGHT, until)

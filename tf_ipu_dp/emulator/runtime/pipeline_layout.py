@@ -119,7 +119,7 @@ def ipus_for(devices: Sequence[Any]) -> int:
 
 
 def replicas_for(ipus: int, needed: int) -> int:
-    """Returns how many replicas of so many IPUs each a device of `ipus` holds."""
+    """Returns how many replicas of `needed` IPUs each a device of `ipus` holds."""
     if ipus % needed:
         raise tf.errors.InternalError(
             None, None, f"One replica needs {needed} IPUs, and the device's {ipus} IPUs are not a multiple of that."

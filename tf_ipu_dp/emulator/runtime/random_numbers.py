@@ -2,7 +2,7 @@
 
 TensorFlow's stateful random operations draw from one stream per process. On more than one replica, and after
 `reset_ipu_seed`, operations traced for the device draw instead from the seed, their own seed, the replica's number and
-how often the replica has come by: so numbers do not depend on how many replicas a process happens to hold.
+how often the replica has executed them: so numbers do not depend on how many replicas a process holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def extend_tensorflow() -> None:
 
 
 def reset_seed(seed: int, identical: bool) -> None:
-    """Starts all random numbers of the device anew."""
+    """Restarts all random numbers of the device."""
     _reset[0] = seed
     for counter in _counters:
         counter.assign(0)
@@ -50,12 +50,12 @@ def reset_seed(seed: int, identical: bool) -> None:
 
 
 def forget_seed() -> None:
-    """Makes the start random again."""
+    """Returns to a random seed."""
     _reset[0] = None
 
 
 def generation() -> int:
-    """Changes when functions that have been traced draw from the wrong place."""
+    """Returns a number that changes when functions have to be traced again to draw from the right source."""
     return int(_reset[0] is not None)
 
 
@@ -93,7 +93,7 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     with tf.init_scope():
         counter = _variable()
         _counters.append(counter)
-    came_by = counter.assign_add(1, read_value=True) - 1
+    executions = counter.assign_add(1, read_value=True) - 1
     # The same for each operation whatever else the process does: its place in the program, and its own seeds.
     own = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
     program.random_ops += 1
@@ -104,7 +104,7 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
         start, differ = tf.unstack(_seed_variable().read_value())
         number *= differ
     first = tf.random.stateless_uniform([2], [start, own], minval=None, maxval=None, dtype=tf.int32)
-    return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + came_by // shared])
+    return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + executions // shared])
 
 
 def _seed_variable() -> Any:
@@ -115,7 +115,7 @@ def _seed_variable() -> Any:
 
 
 def _variable(start: Any = 0) -> Any:
-    """Makes integers that live outside the function being traced, which may not make variables of its own."""
+    """Makes integers outside the function being traced, which may not make variables of its own."""
     return resource_variable_ops.ResourceVariable(start, dtype=tf.int32, trainable=False)
 
 

@@ -20,7 +20,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
 _ON_DEMAND_LIMIT_MS = 3_600_000
-_UNCONFIGURED_DEVICES = 2  # that the SDK lists before it knows better
+_UNCONFIGURED_DEVICES = 2  # that the SDK lists
 
 
 class SelectionOrder(enum.Enum):
@@ -230,7 +230,7 @@ class ConfiguredSystem:
             self.attach()
 
     def attach(self) -> None:
-        """Holds the devices, if that has not been done: when configured, or before the first execution on demand."""
+        """Attaches the devices, if that has not been done: when configured, or on demand before the first execution."""
         if not self._attaches or self._attachments:
             return
         limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
@@ -245,7 +245,7 @@ class ConfiguredSystem:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """Inside, the devices are at work, but for the time that they wait for input."""
+        """Inside, the devices count as busy, except for the time that they wait for input."""
         for attachment in self._attachments:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
@@ -256,7 +256,7 @@ class ConfiguredSystem:
                 attachment.end_execution(waited)
 
     def release(self) -> None:
-        """Gives the devices back."""
+        """Releases the devices."""
         for attachment in self._attachments:
             attachment.release()
         self._attachments = []
@@ -285,7 +285,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
 
 
 def reset_ipu_configuration() -> None:
-    """Gives the devices back. Harmless when nothing is configured."""
+    """Releases the devices. Harmless when nothing is configured."""
     global _system  # noqa: PLW0603
     if _system is not None:
         _system.release()
@@ -302,7 +302,7 @@ def get_ipu_config(session: Any = None) -> List[Any]:
 
 
 def count_devices() -> int:
-    """Returns how many IPU devices TensorFlow lists: that there are some does not mean that there is hardware."""
+    """Returns how many IPU devices TensorFlow lists; before they are configured, as many as the SDK does."""
     return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
 
 

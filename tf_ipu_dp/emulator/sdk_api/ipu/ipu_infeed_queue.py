@@ -31,7 +31,7 @@ class IPUInfeedQueue:
         optimise_latency: bool = False,
         **unknown: Any,
     ) -> None:
-        del optimise_latency, unknown  # the SDK swallows unknown keywords too
+        del optimise_latency, unknown  # the SDK ignores unknown keywords too
         check_options(prefetch_depth, device_ordinal)
         check_dataset(dataset)
         self._dataset = dataset

@@ -104,7 +104,7 @@ IPUStrategy = IPUStrategyV1
 
 
 def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensions: bool) -> None:
-    """Lets datasets, Keras models and random numbers know about the device. For strategies under construction."""
+    """Applies the patches that programs on the device need. For the constructors of strategies."""
     strategy.enable_dataset_iterators = enable_dataset_iterators
     strategy.enable_keras_extensions = enable_keras_extensions
     strategy.concurrent_functions = {}
@@ -158,7 +158,7 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
     system = ipu_config.configured_system()
     system.attach()
     with strategy.scope():
-        # The IPUs do not work while a program is traced for them.
+        # Tracing does not count as work of the IPUs.
         run = _compile(strategy, system, fn, args, kwargs, check_types)
         with system.executing():
             return run()
@@ -176,7 +176,7 @@ def _compile(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
         (tuple(args), kwargs),
     )
-    own = _own_function(fn, system, count)
+    own = _copy_for_device(fn, system, count)
     program = replicas.Program(own.replicas or count)
     try:
         return _trace(strategy, own.function, args, kwargs, program, check_types)
@@ -184,7 +184,7 @@ def _compile(
         if not program.fitting_replicas:
             raise
     # It turned out to be a pipeline, which takes several IPUs for each replica.
-    own = _own_function(fn, system, count, anew=True)
+    own = _copy_for_device(fn, system, count, retrace=True)
     own.replicas = program.fitting_replicas
     return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
 
@@ -220,7 +220,7 @@ def _trace_concurrent(
         concurrent = _make_concurrent(strategy, fn, args, kwargs, program)
         if check_types:
             _check_types(concurrent.concrete)
-        # What the key names by its id is kept alive with it.
+        # Objects that the key names by their ids are kept alive with it.
         strategy.concurrent_functions[key] = (concurrent, fn, others)
     return lambda: strategy.concurrent_functions[key][0](tensors)
 
@@ -271,11 +271,11 @@ def as_function(fn: Any) -> Any:
 
 
 _traced: Any = weakref.WeakKeyDictionary()
-_own_functions: Any = weakref.WeakKeyDictionary()
+_copies: Any = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass
-class _Own:
+class _FunctionCopy:
     """A copy of a user's function, traced for one configuration of the device."""
 
     function: Any
@@ -283,12 +283,12 @@ class _Own:
     replicas: int = 0
 
 
-def _own_function(fn: Any, system: Any, ipus: int, anew: bool = False) -> _Own:
+def _copy_for_device(fn: Any, system: Any, ipus: int, retrace: bool = False) -> _FunctionCopy:
     key = (weakref.ref(system), random_numbers.generation(), instances.members())
-    of_sizes = _own_functions.setdefault(fn, {})
-    kept: Optional[_Own] = of_sizes.get(ipus)
-    if anew or kept is None or kept.key != key:
-        kept = of_sizes[ipus] = _Own(fn._clone(None), key)
+    of_sizes = _copies.setdefault(fn, {})
+    kept: Optional[_FunctionCopy] = of_sizes.get(ipus)
+    if retrace or kept is None or kept.key != key:
+        kept = of_sizes[ipus] = _FunctionCopy(fn._clone(None), key)
     return kept
 
 

@@ -13,7 +13,7 @@ _captures: List[Dict[str, Any]] = []
 
 
 def capture_upstream_gradients(args: Any, tag: str = "") -> Any:
-    """Returns the tensors of a nest; when gradients come by, the capture around them gets them under `tag`.
+    """Returns the tensors of a nest; the capture around them gets their gradients under `tag`.
 
     Computing gradients outside a capture is a `RuntimeError`.
     """

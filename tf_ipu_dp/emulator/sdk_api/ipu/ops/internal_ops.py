@@ -18,7 +18,7 @@ __all__ = ["fifo", "get_current_iteration_counter", "print_tensor", "remap", "re
 
 
 def remap(x: Any, name: Optional[str] = None) -> tf.Tensor:
-    """Returns `x`; an IPU spreads it anew over its tiles."""
+    """Returns `x`; an IPU redistributes it over its tiles."""
     return tf.identity(x, name=name)
 
 
@@ -28,7 +28,7 @@ def remap_deduce(x: Any, name: Optional[str] = None) -> tf.Tensor:
 
 
 def print_tensor(input: Any, name: str = "") -> Any:
-    """Prints all of a tensor to stderr whenever the program comes by; returns the operation."""
+    """Returns an operation that prints all of a tensor to stderr."""
     tensor = tf.convert_to_tensor(input)
     if name:
         return tf.print(f"{name}:", tensor, output_stream=sys.stderr, summarize=-1)

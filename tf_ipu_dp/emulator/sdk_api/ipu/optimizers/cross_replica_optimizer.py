@@ -22,7 +22,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Takes the mean over the replicas and hands it on."""
+        """Passes the mean over the replicas on."""
         reduced = [
             (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
             for gradient, var in grads_and_vars
@@ -33,7 +33,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
 
 @contextlib.contextmanager
 def _reduced_already() -> Iterator[None]:
-    """Inside, a strategy does not add up over the replicas, as it does for TF1 optimizers of its own accord."""
+    """Inside, the strategy does not sum over the replicas, as it otherwise does for TF1 optimizers."""
     program = replicas.current()
     if program is None:
         yield

@@ -1,7 +1,7 @@
 """`keras.ipu.layers`: layers whose gradients automatic loss scaling observes. The forward pass is not changed.
 
-The gradients are seen while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`). With
-another optimizer, or with a tape of your own, the layers do nothing at all.
+The gradients are recorded while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`).
+With another optimizer, or with a tape of your own, the layers do nothing.
 """
 
 from __future__ import annotations
