@@ -89,14 +89,14 @@ PATCHES: Tuple[Patch, ...] = (
         "the attribute _jit_compile of tf.function objects",
         "jit_compile=True must have no effect on the device: a function that XLA compiled cannot reach the host",
         _ON_STRATEGY,
-        "tf_ipu_dp.emulator.sdk_api.ipu.ipu_strategy",
+        "tf_ipu_dp.emulator.runtime.device_functions",
     ),
     Patch(
         "function cache",
         "the key under which tf.function caches its traces",
         "a function that programs call is traced for the replicas of each program",
         _ON_STRATEGY,
-        "tf_ipu_dp.emulator.sdk_api.ipu.ipu_strategy",
+        "tf_ipu_dp.emulator.runtime.device_functions",
     ),
     Patch(
         "dataset iterators",

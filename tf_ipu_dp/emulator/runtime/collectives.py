@@ -41,7 +41,7 @@ def all_reduce(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> L
 
 def _gather(own: List[Any]) -> List[Any]:
     """Returns the values of all instances' replicas, in order."""
-    gathered = instances.gather(tf.stack(own), _NAME)
+    gathered = instances.all_gather(tf.stack(own), _NAME)
     joined = tf.reshape(gathered, tf.concat([[count()], tf.shape(own[0])], axis=0))
     return [tf.ensure_shape(value, own[0].shape) for value in tf.unstack(joined, num=count())]
 

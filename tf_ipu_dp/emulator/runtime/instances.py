@@ -111,8 +111,8 @@ def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
         _confined.pop()
 
 
-def wait_for_all() -> None:
-    """A barrier: returns when every instance has called it."""
+def barrier() -> None:
+    """Returns when every instance has called it."""
     if count() > 1:
         import tensorflow as tf
 
@@ -135,7 +135,7 @@ def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
     return [sums[place] for place in range(len(tensors))]
 
 
-def gather(tensor: Any, name: Optional[str] = None) -> Any:
+def all_gather(tensor: Any, name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
     import tensorflow as tf
 
@@ -165,7 +165,7 @@ def is_waiting() -> bool:
 def _allow_subsets() -> None:
     """Restarts Horovod with support for subsets of instances. Only on demand: it makes every collective slower."""
     if _SETS not in os.environ:
-        wait_for_all()
+        barrier()
         _horovod().shutdown()
         patches.set_environment("horovod settings", {_SETS: "1"})
         _start(_horovod())

@@ -48,7 +48,7 @@ def finalizeBackend() -> None:  # noqa: N802
 
 def synchronize() -> None:
     """Waits for the other instances."""
-    job.wait_for_all()
+    job.barrier()
 
 
 def getNumInstances() -> int:  # noqa: N802

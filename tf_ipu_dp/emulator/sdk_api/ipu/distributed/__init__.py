@@ -39,7 +39,7 @@ def allreduce(value: Any, reduce_op: tf.distribute.ReduceOp, tensor_name: Option
 
 def allgather(value: Any, tensor_name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
-    return _exchange(value, tensor_name, instances.gather)
+    return _exchange(value, tensor_name, instances.all_gather)
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: Optional[str] = None) -> Any:

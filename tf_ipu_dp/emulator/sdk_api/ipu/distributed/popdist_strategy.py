@@ -17,7 +17,7 @@ from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.util import tf_decorator
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.runtime import instances, replica_handles, replicas
+from tf_ipu_dp.emulator.runtime import device_functions, instances, replica_handles, replicas
 from tf_ipu_dp.emulator.sdk_api import popdist
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
@@ -195,14 +195,14 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
         """Runs a function on the device; a plain one is traced first."""
         if not tf.executing_eagerly():
-            results = ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
+            results = device_functions.run_in_graph(self, fn, args, kwargs, options)
             if replicas.current() is None and tf.compat.v1.executing_eagerly_outside_functions():
                 self.extended.average_over_instances(tf.compat.v1.get_default_graph())
             return results
-        function = ipu_strategy.as_function(fn)
+        function = device_functions.as_function(fn)
         is_traced = not isinstance(function, def_function.Function)
         own = function if is_traced or instances.count() == 1 else self._averaging(function)
-        results = ipu_strategy.run_on_device(self, own, args, kwargs or {}, check_types=False)
+        results = device_functions.run_on_device(self, own, args, kwargs or {}, check_types=False)
         if is_traced:
             self.extended.average_over_instances(function.graph)
         return results
