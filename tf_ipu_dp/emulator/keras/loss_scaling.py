@@ -118,7 +118,7 @@ class ALSOptimizer(OptimizerWrapper):
         return self._update(pairs, name)
 
     def reset(self) -> None:
-        """Puts the factor and the statistics back to the beginning."""
+        """Resets the factor and the statistics."""
         for factor in (self._factor, self._previous):
             factor.assign(float(self.initial_loss_scaling_factor))
         for counts in (self._histogram, self._smoothed, self._captured, self._counter):

@@ -72,7 +72,7 @@ class _OnlyOnIpu:
 
 
 def extend_keras() -> None:
-    """Makes Keras models look whether they belong to an IPU strategy. Calling it twice is harmless."""
+    """Gives models that belong to an IPU strategy their behaviour. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
     model = tf.keras.Model
@@ -314,7 +314,7 @@ def _execution_shape(model: Any, **training: Any) -> Shape:
 
 
 def _cached(model: Any, name: str, shape: Shape, force: bool, present: Any, make: Callable[..., Any]) -> Any:
-    """Returns the present function while it fits. `compile` drops it, as does another shape of the execution."""
+    """Returns the present function unless `compile` has dropped it or the shape of the execution has changed."""
     shapes = vars(model).setdefault(_SHAPES, {})
     if present is None or force or shapes.get(name) != shape:
         shapes[name] = shape

@@ -21,7 +21,7 @@ def add_to_keras(keras_ipu: Any) -> None:
     """Sets `ipu` in every module that programs know as Keras. Calling it twice is harmless."""
     if patches.is_applied(_NAMES):
         return
-    # The same interface is several modules; importing one later would put an unchanged one in the place of `tf.keras`.
+    # The same interface is several modules; importing one later would replace `tf.keras` by an unpatched one.
     modules = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
     modules = list({id(module): module for module in (*modules, tf.keras)}.values())
     for module in modules:

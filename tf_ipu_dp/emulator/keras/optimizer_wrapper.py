@@ -30,7 +30,7 @@ def deserialize(config: Dict[str, Any], custom_objects: Any) -> Any:
 
 
 class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
-    """Stands in for the optimizer that it wraps."""
+    """Behaves like the optimizer that it wraps."""
 
     def __init__(self, opt: Any, name: str) -> None:
         if not isinstance(opt, (v2.Optimizer, tf.keras.optimizers.Optimizer)):
@@ -122,7 +122,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
         if aggregate:
             pairs = self._transform_unaggregated_gradients(pairs)
             variables = [variable for _, variable in pairs]
-            # The sums come alone from some releases of Keras, in pairs from others.
+            # Some releases of Keras return the sums, others pairs of sum and variable.
             sums = [entry[0] if isinstance(entry, tuple) else entry for entry in self._aggregate_gradients(pairs)]
             pairs = list(zip(sums, variables))
         return [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs]

@@ -70,7 +70,7 @@ def shard_over_replicas(
     if per_replica % per_execution:
         raise ValueError(f"{per_replica} steps per replica are not a multiple of steps_per_execution={per_execution}.")
     if total == length:
-        # Every epoch begins at the beginning, although Keras, which counts steps per replica, sees a longer dataset.
+        # So that every epoch starts with the first element: Keras counts steps per replica and would continue.
         dataset = dataset.take(per_replica * replicas).repeat()
     return ReplicaData(dataset, per_replica, total)
 

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ipu_infeed_queue`: elements of a dataset on their way to the replicas.
+"""`tensorflow.python.ipu.ipu_infeed_queue`: queues that feed elements of a dataset to the replicas.
 
 One pass over the dataset serves all replicas: each gets every R-th element, in order.
 """
@@ -78,7 +78,7 @@ class IPUInfeedQueue:
         return self._dataset.element_spec
 
     def get_next(self) -> Any:
-        """Obsolete."""
+        """Refused: obsolete in the SDK."""
         raise ValueError("IPUInfeedQueue.get_next is obsolete: give the queue to ipu.loops or to a pipeline.")
 
     def _dequeue(self) -> Any:
@@ -94,7 +94,7 @@ class IPUInfeedQueue:
 
     def _make_graph_iterator(self) -> Any:
         if self._graph_iterator is None:
-            with tf.init_scope():  # out of the loop that is being built
+            with tf.init_scope():  # outside of the loop that is being built
                 self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
         return self._graph_iterator
 
@@ -107,11 +107,11 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
         super().__init__(dataset)
 
     def restart(self) -> None:
-        """Begins at the first element again."""
+        """Starts again at the first element."""
         tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator_resource)
 
     def __next__(self) -> Any:
-        return self._in_a_function(super().__next__)
+        return self._get_in_function(super().__next__)
 
     def next(self) -> Any:
         """The same as `__next__`."""
@@ -119,16 +119,16 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def get_next(self) -> Any:
         """Returns the next element, in a function of the device."""
-        return self._in_a_function(super().get_next)
+        return self._get_in_function(super().get_next)
 
     def get_next_as_optional(self) -> Any:
-        """The SDK has no such thing."""
+        """Refused, as in the SDK."""
         raise NotImplementedError("An IPU iterator has no get_next_as_optional.")
 
-    def _in_a_function(self, get: Any) -> Any:
+    def _get_in_function(self, get: Any) -> Any:
         if tf.executing_eagerly():
             raise RuntimeError(
-                "The next element of an IPU iterator can be had in a tf.function of the device only; "
+                "The next element of an IPU iterator is available only in a tf.function of the device; "
                 "make the iterator outside the strategy's scope to use it on the host."
             )
         return get()

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ipu_outfeed_queue`: results on their way from the replicas to the host.
+"""`tensorflow.python.ipu.ipu_outfeed_queue`: queues that pass results from the replicas to the host.
 
 The tensors wait in queues of TensorFlow, so that enqueueing is an operation of the graph like any other. Replicas that
 run concurrently have a queue each; time-sliced ones share one, in the order step by step, replica by replica.
@@ -77,12 +77,12 @@ class IPUOutfeedQueue:
                     None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
                 )
             store = _Store(wanted) if self._mode is IPUOutfeedMode.ALL else _LastStore(wanted)
-            if not executed:  # else it is Keras, which traces a layer to see its shapes
+            if not executed:  # otherwise Keras traces a layer to find its shapes
                 self._store = store
         return store.enqueue(flat, for_all=program is not None and program.updating)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """Takes out everything that has arrived, or the last of it."""
+        """Removes and returns everything that has arrived, or what arrived last."""
         del wait_for_completion
         if self._store is None:
             if tf.executing_eagerly():
@@ -142,7 +142,7 @@ def check_feed_type(dtype: Any, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """What one enqueue holds, and who makes it."""
+    """The structure of one enqueue, and the replicas that make it."""
 
     structure: Any
     types: Any
@@ -167,7 +167,7 @@ class _Layout:
 
 
 def replicas_text(count: int) -> str:
-    """Says how many replicas."""
+    """Returns the number of replicas in words."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
@@ -177,7 +177,7 @@ class _Store:
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
         self._seen = False
-        self._taking = threading.Lock()  # threads may poll; what one has seen waiting, another must not take
+        self._taking = threading.Lock()  # several threads may poll: one must get all that it has counted
         with tf.init_scope():
             self._queues = [self._queue() for _ in range(layout.count if layout.concurrent else 1)]
             self._entry = self._queue() if layout.concurrent else self._queues[0]
@@ -207,10 +207,10 @@ class _Store:
         return self._seen
 
     def take(self, warn: bool = True) -> Any:
-        """Returns everything, the steps in front."""
+        """Removes and returns everything; the first dimension is the steps."""
         count = self.layout.count
         with self._taking:
-            # While the program runs, some replicas may have come further than others: the rest of them stays.
+            # While the program runs, replicas may be ahead of the slowest one: what they have more than it stays.
             steps = tf.reduce_min([queue.size() for queue in self._queues])
             steps = steps if self.layout.concurrent else steps // count
             shares = [self._take(queue, steps if self.layout.concurrent else steps * count) for queue in self._queues]
@@ -254,7 +254,7 @@ class _LastStore:
         self.layout = layout
         self._variables: List[Any] = []
         self._seen = False
-        if layout.is_static:  # else Keras traces a layer to see its shapes
+        if layout.is_static:  # otherwise Keras traces a layer to find its shapes
             with tf.init_scope():
                 self._count = self._variable([], tf.int32)
                 self._variables = [

@@ -76,11 +76,11 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
         return device_functions.run_on_device(self, fn, args, kwargs or {}, check_types=True)
 
     def experimental_run_v2(self, *unused: Any, **unused_too: Any) -> Any:
-        """The SDK has `run` only."""
+        """Refused, as in the SDK, which has only `run`."""
         raise RuntimeError("experimental_run_v2 is not part of IPUStrategy: use run().")
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns a value of the device as it is: there is one."""
+        """Returns the value itself: a device has one."""
         del reduce_op, axis
         return value
 

@@ -20,7 +20,7 @@ def all_gather(x: Any, replication_factor: int, name: Optional[str] = None) -> A
 def all_to_all(
     x: Any, split_dimension: int, concat_dimension: int, replication_factor: int, name: Optional[str] = None
 ) -> Any:
-    """Splits each replica's tensor, hands part i to replica i, and joins what arrives."""
+    """Splits each replica's tensor, sends part i to replica i, and joins what arrives."""
     gathered = all_gather(x, replication_factor)
     parts: List[Any] = [
         tf.gather(tf.stack(tf.split(one, replication_factor, axis=split_dimension)), collectives.index())

@@ -53,7 +53,7 @@ def embedding_lookup(
 
 
 def with_dense_gradient(params: Any) -> tf.Tensor:
-    """Returns the value of `params`; gradients on their way back through it become dense tensors."""
+    """Returns the value of `params`; gradients through it become dense tensors."""
 
     @tf.custom_gradient
     def identity(value: tf.Tensor) -> Any:

@@ -46,7 +46,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
     if tf.executing_eagerly():
         return tf.zeros_like(x)
     _require_own_steps()
-    # Made past tf.function, which would not allow another trace of the same program to have a FIFO of its own.
+    # Made outside of tf.function, which would refuse to make a second FIFO when the program is traced again.
     make = resource_variable_ops.ResourceVariable
     with tf.init_scope():
         buffer = make(tf.zeros([depth, *x.shape], x.dtype), trainable=False, name="fifo")
@@ -63,7 +63,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
 
 
 def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
-    """Returns how often the innermost loop of the graph around this has been through, as an int32 scalar."""
+    """Returns the finished iterations of the innermost loop around it, as an int32 scalar."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     _require_own_steps()
     while graph is not None:
