@@ -42,7 +42,7 @@ class Window:
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[List[Any]], Any]) -> Any:
         """Adds one micro batch. With the last one of the window, `update` gets the reduced gradients."""
         arrived = [
-            tf.cast(tf.convert_to_tensor(gradient), self._dtype_for(variable))
+            tf.cast(tf.convert_to_tensor(gradient), accumulator_dtype(self.dtype, variable))
             for gradient, variable in zip(gradients, variables)
         ]
         if self.count == 1:
@@ -57,7 +57,7 @@ class Window:
         state = self._state_for(variables)
         position = state.position.read_value()
         reduced = [
-            self._reduce(accumulator.read_value(), gradient, position)
+            add_gradient(self.method, self.count, accumulator.read_value(), gradient, position)
             for accumulator, gradient in zip(state.accumulators, arrived)
         ]
 
@@ -75,18 +75,6 @@ class Window:
         with tf.control_dependencies([done]):
             return tf.group(_assign(state.position, (position + 1) % self.count))
 
-    def _reduce(self, accumulated: Any, gradient: Any, position: Any) -> Any:
-        if self.method is Method.SUM:
-            return accumulated + gradient
-        if self.method is Method.MEAN:
-            return accumulated + gradient / tf.cast(self.count, gradient.dtype)
-        before = tf.cast(position, gradient.dtype)
-        return accumulated * (before / (before + 1)) + gradient / (before + 1)
-
-    def _dtype_for(self, variable: Any) -> Any:
-        dtype = self.dtype(variable) if callable(self.dtype) and not isinstance(self.dtype, type) else self.dtype
-        return tf.as_dtype(variable.dtype if dtype is None else dtype).base_dtype
-
     def _state_for(self, variables: Sequence[Any]) -> _State:
         key = tuple(variable.ref() for variable in variables)
         if key not in self._states:
@@ -94,9 +82,28 @@ class Window:
             with tf.init_scope():
                 self._states[key] = _State(
                     _variable("position", [], tf.int32),
-                    [_variable("accumulator", variable.shape, self._dtype_for(variable)) for variable in variables],
+                    [
+                        _variable("accumulator", variable.shape, accumulator_dtype(self.dtype, variable))
+                        for variable in variables
+                    ],
                 )
         return self._states[key]
+
+
+def add_gradient(method: Method, count: int, accumulated: Any, gradient: Any, position: Any) -> Any:
+    """Returns the accumulator with the gradient of the micro batch at a position of the window of `count`."""
+    if not gradient.dtype.is_floating or method is Method.SUM:
+        return accumulated + gradient
+    if method is Method.MEAN:
+        return accumulated + gradient / tf.cast(count, gradient.dtype)
+    before = tf.cast(position, gradient.dtype)
+    return accumulated * (before / (before + 1)) + gradient / (before + 1)
+
+
+def accumulator_dtype(choice: Any, like: Any) -> Any:
+    """Returns the type of an accumulator: the one given, what a given function says, or that of the variable."""
+    chosen = choice(like) if callable(choice) and not isinstance(choice, type) else choice
+    return tf.as_dtype(like.dtype if chosen is None else chosen).base_dtype
 
 
 def _variable(name: str, shape: Any, dtype: Any) -> Any:

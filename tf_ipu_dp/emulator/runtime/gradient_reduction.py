@@ -7,6 +7,7 @@
 4. `apply` makes one weight update of the sums, which is the same on all replicas.
 
 Between 2 and 4 gradients are packed (`Packing`). Gradients are summed over replicas, never averaged, as the SDK does.
+Programs with a training loop of their own reduce through their strategy instead, in its `_batch_reduce_to`.
 """
 
 from __future__ import annotations

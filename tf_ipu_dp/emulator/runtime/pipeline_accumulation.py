@@ -10,6 +10,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime.accumulation import accumulator_dtype, add_gradient
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 SUMMABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
@@ -30,9 +31,12 @@ class GradientAccumulation:
     ) -> Tuple[List[Any], Any]:
         """Returns the accumulators with one more micro batch, and the update, which happens with the last one."""
         pairs = [(gradient, variable) for gradient, variable in gradients_and_variables if gradient is not None]
-        gradients = [tf.cast(tf.convert_to_tensor(gradient), self._type_for(variable)) for gradient, variable in pairs]
+        gradients = [
+            tf.cast(tf.convert_to_tensor(gradient), accumulator_dtype(self._dtype, variable))
+            for gradient, variable in pairs
+        ]
         reduced = [
-            self._reduce(_accumulated_so_far(vector, arrived, position), arrived, position)
+            add_gradient(self._method, self._count, _accumulated_so_far(vector, arrived, position), arrived, position)
             for vector, arrived in zip(vectors, _to_vectors(gradients))
         ]
 
@@ -44,17 +48,6 @@ class GradientAccumulation:
 
         return reduced, _with_last_micro_batch(position, self._count, update)
 
-    def _reduce(self, before: Any, gradient: Any, position: Any) -> Any:
-        if not gradient.dtype.is_floating or self._method is Method.SUM:
-            return before + gradient
-        if self._method is Method.MEAN:
-            return before + gradient / tf.cast(self._count, gradient.dtype)
-        seen = tf.cast(position, gradient.dtype)
-        return before * (seen / (seen + 1)) + gradient / (seen + 1)
-
-    def _type_for(self, variable: Any) -> Any:
-        return _chosen_type(self._dtype, variable)
-
 
 class OutfeedSums:
     """The outputs of the micro batches of one update, added up."""
@@ -64,7 +57,7 @@ class OutfeedSums:
 
     def add(self, vectors: List[Any], position: Any, feed: Any, enqueue: Callable[[Any], Any]) -> Tuple[List[Any], Any]:
         """Returns the sums with one more micro batch, and the enqueueing, which happens with the last one."""
-        tensors = [tf.cast(tensor, _chosen_type(self._dtype, tensor)) for tensor in tf.nest.flatten(feed)]
+        tensors = [tf.cast(tensor, accumulator_dtype(self._dtype, tensor)) for tensor in tf.nest.flatten(feed)]
         summed = [
             _accumulated_so_far(vector, arrived, position) + arrived
             for vector, arrived in zip(vectors, _to_vectors(tensors))
@@ -115,9 +108,3 @@ def _from_vectors(vectors: Sequence[Any], like: Sequence[Any]) -> List[Any]:
 def _accumulated_so_far(vector: Any, arrived: Any, position: Any) -> Any:
     """Returns what has been accumulated: nothing before the first micro batch of an update."""
     return tf.cond(tf.equal(position, 0), lambda: tf.zeros_like(arrived), lambda: vector)
-
-
-def _chosen_type(choice: Any, tensor: Any) -> Any:
-    """Returns the type of an accumulator: the tensor's, the one given, or what the function given says."""
-    chosen = choice(tensor) if callable(choice) and not isinstance(choice, type) else choice
-    return tf.as_dtype(tensor.dtype if chosen is None else chosen).base_dtype
