@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import patches
 
+# Keras' interface is several modules; importing one after patching would replace `tf.keras` by an unpatched one.
+_KERAS = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+_V1_OPTIMIZERS = tf.compat.v1.keras.optimizers  # imported before patching too, since it copies names
 _NAMES, _CLASSES = "keras names", "keras optimizers"
 _OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
 _LEGACY_ARGUMENTS = ("decay", "gradient_aggregator", "gradient_transformers", "lr")
@@ -21,9 +24,7 @@ def add_to_keras(keras_ipu: Any) -> None:
     """Sets `ipu` in every module that programs know as Keras. Calling it twice is harmless."""
     if patches.is_applied(_NAMES):
         return
-    # The same interface is several modules; importing one later would replace `tf.keras` by an unpatched one.
-    modules = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
-    modules = list({id(module): module for module in (*modules, tf.keras)}.values())
+    modules = list({id(module): module for module in (*_KERAS, tf.keras)}.values())
     for module in modules:
         patches.set_attribute(_NAMES, module, "ipu", keras_ipu)
     legacy = getattr(tf.keras.optimizers, "legacy", None)
@@ -47,7 +48,7 @@ def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:
             kwargs["use_legacy_optimizer"] = True
         return stock(*args, **kwargs)
 
-    for module in (package, *modules, tf.compat.v1.keras.optimizers):
+    for module in (package, *modules, _V1_OPTIMIZERS):
         patches.set_attribute(_CLASSES, module, "deserialize", deserialize)
 
 
