@@ -178,6 +178,12 @@ def test_every_listed_patch_is_made_where_the_list_says():
         assert all((patch.what, patch.why, patch.when, patch.undone))
 
 
+def test_the_table_of_patches_has_a_row_for_each():
+    lines = patches.as_markdown().splitlines()
+    assert lines[0].count("|") == 6 and all(line.count("|") == 6 for line in lines)
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:]] == [patch.name for patch in patches.PATCHES]
+
+
 def test_modules_and_classes_of_others_are_changed_through_the_list_only():
     """Finds assignments to attributes of imported modules, like `tf.data.Dataset.__iter__ = ...`, and setattr."""
     for path in FOLDER.rglob("*.py"):
