@@ -43,7 +43,7 @@ def finalizeBackend() -> None:  # noqa: N802
 
 def synchronize() -> None:
     """Waits for the other instances."""
-    job.wait_for_all()
+    job.barrier()
 
 
 def getNumInstances() -> int:  # noqa: N802
@@ -82,7 +82,7 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
 
 
 def checkNumIpusPerReplica(n: int) -> bool:  # noqa: N802
-    """Whether a model of so many IPUs fits what poprun gave."""
+    """Whether a replica has `n` IPUs in this job."""
     return n == getNumIpusPerReplica()
 
 
@@ -96,7 +96,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:  # noqa: N802, N803
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Optional[Any]:
-    """Returns what the function does on these instances, and None on others. All call it.
+    """Calls the function on these instances and returns its result; None on others. All instances must call it.
 
     Collectives inside are among these instances only.
     """
