@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import tf_ipu_dp
+
 ROOT = Path(__file__).resolve().parents[2]
 # What mypy knows already comes along: checking the types of TensorFlow's callers anew would take a minute.
 LEFT_OUT = shutil.ignore_patterns(
@@ -63,14 +65,14 @@ def check_that_another_clone_runs_its_own_code(clone):
     other = clone.with_name("other")
     shutil.copytree(clone, other, ignore=LEFT_OUT)
     init = other / "tf_ipu_dp" / "__init__.py"
-    init.write_text(re.sub('"0.1.0"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
+    init.write_text(re.sub('"[0-9.]+"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
     (other / "link").symlink_to(other / "launch" / "train")
     shared = surroundings(TF_IPU_DP_VENV=str(clone / ".venv"))
     done = subprocess.run(
         [str(other / "link"), "--dry_run"], env=shared, cwd="/", capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and done.stdout.startswith("tf_ipu_dp 9.9.9"), done.stderr
-    assert run(clone, "train", "--dry_run")[1].startswith("tf_ipu_dp 0.1.0")
+    assert run(clone, "train", "--dry_run")[1].startswith(f"tf_ipu_dp {tf_ipu_dp.__version__}")
 
 
 def check_that_more_than_one_instance_gets_horovod(clone):

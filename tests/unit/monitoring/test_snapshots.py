@@ -39,9 +39,8 @@ if sys.stdin.readline():
 
 
 @pytest.fixture
-def hold(tmp_path, monkeypatch):
+def hold(tmp_path, monkeypatch, emulator_dir):
     """Starts a process that holds two IPUs, as an instance of a run or as something else."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
     monkeypatch.setenv("IPU_EMULATOR_IPUS", "8")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     processes = []
@@ -167,19 +166,14 @@ def test_a_process_that_is_stopped_is_stale_after_five_seconds(reader, hold, tmp
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_run_of_this_host_lasts_as_long_as_its_process_and_another_while_it_has_heartbeats(
-    hold, tmp_path, monkeypatch
-):
+def test_a_run_of_this_host_lasts_as_long_as_its_process_and_another_while_it_has_heartbeats(hold, tmp_path):
     run = tmp_path / "a"
     process = hold(run)
     process.send_signal(signal.SIGSTOP)
     (status,) = heartbeat.read_run(run)
     elsewhere = dataclasses.replace(status, host=f"not-{status.host}")
-    monkeypatch.setattr(snapshots, "STALE_S", 0.2)
-    time.sleep(0.5)
-    assert snapshots.is_instance_running(status, time.time()) and not snapshots.is_instance_running(
-        elsewhere, time.time()
-    )
+    later = status.time + snapshots.STALE_S + 1
+    assert snapshots.is_instance_running(status, later) and not snapshots.is_instance_running(elsewhere, later)
     assert snapshots.is_instance_running(elsewhere, elsewhere.time + 0.1)
     younger = dataclasses.replace(status, time=status.time - 10**6)
     assert not snapshots.is_instance_running(younger, time.time()), "its number was given to another process"
@@ -198,8 +192,7 @@ def test_the_value_for_programs_is_json_with_units_and_nulls(reader, hold, tmp_p
     assert process["ipus"] == [0, 1] and process["run_dir"] == str(Path(tmp_path / "a"))
 
 
-def test_reading_a_snapshot_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def test_reading_a_snapshot_writes_nothing(tmp_path, emulator_dir):
     snapshots.SnapshotReader(device_reader.open_reader("emulator")).read()
     assert list(tmp_path.iterdir()) == []
     assert heartbeat.find(os.getpid(), {"XDG_RUNTIME_DIR": str(tmp_path)}) is None

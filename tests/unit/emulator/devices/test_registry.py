@@ -29,8 +29,8 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def environ(tmp_path):
-    return {"IPU_EMULATOR_IPUS": "16", "IPU_EMULATOR_DIR": str(tmp_path / "partition")}
+def environ(emulator_dir):
+    return {"IPU_EMULATOR_IPUS": "16", "IPU_EMULATOR_DIR": str(emulator_dir)}
 
 
 @pytest.fixture
@@ -144,7 +144,9 @@ def test_a_forked_worker_does_not_keep_its_dead_parents_ipus(partition, environ)
     process.wait()
     os.kill(worker, 0)
     try:
-        partition.attach(count=16).release()
+        attachment = partition.attach(count=16)
+        assert len(attachment.device.ipus) == 16
+        attachment.release()
     finally:
         os.kill(worker, signal.SIGKILL)
         process.stdout.close()
@@ -277,7 +279,7 @@ sys.stdin.read()
 """
 
 
-def test_others_see_a_long_execution_go_on_although_its_program_cannot_say_how_it_waits(partition, environ):
+def test_others_see_a_long_execution_go_on_although_its_program_cannot_say_how_it_waits(partition, environ, wait_until):
     process = subprocess.Popen(
         [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **environ},
@@ -285,9 +287,7 @@ def test_others_see_a_long_execution_go_on_although_its_program_cannot_say_how_i
     try:
         assert process.stdout.readline() == "ready\n"
         (first,) = partition.holdings()
-        deadline = time.monotonic() + 120
-        while partition.holdings()[0].meter.heartbeat < first.meter.heartbeat + 0.5 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: partition.holdings()[0].meter.heartbeat >= first.meter.heartbeat + 0.5)
         (later,) = partition.holdings()
         spent = later.meter.heartbeat - first.meter.heartbeat
         assert spent >= 0.5 and later.meter.busy - first.meter.busy == pytest.approx(spent, abs=1e-3)

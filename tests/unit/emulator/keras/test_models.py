@@ -462,7 +462,7 @@ class Unbuilt(tf.keras.Model):
         return self.out(self.hidden(inputs))
 
 
-@pytest.mark.parametrize("replicas, accumulation", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("make", [Unbuilt, unbuilt_sequential])
 def test_a_model_without_a_known_input_is_built_by_its_data(scope, make, replicas, accumulation):
     with scope(replicas).scope():

@@ -22,8 +22,7 @@ SEQUENTIAL = {"pipeline_schedule": PipelineSchedule.Sequential, "device_mapping"
 
 
 @pytest.fixture(autouse=True)
-def _one_ipu(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def _one_ipu(emulator_dir):
     yield
     ipu_config.reset_ipu_configuration()
 
