@@ -15,6 +15,7 @@ import pytest
 
 from tf_ipu_dp import cli, launch, monitor, train
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.launcher import poprun_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +177,7 @@ def find_broken_links(page: Path, text: str) -> List[str]:
     return problems
 
 
-def find_broken_command(command: Command, capsys) -> str:  # noqa: PLR0911
+def find_broken_command(command: Command, capsys) -> str:
     """Returns why a command would be refused by its own parser and planner; nothing if it would not."""
     program, words = command.program, list(command.words)
     if "/" in program:
@@ -224,7 +225,7 @@ def _try(name: str, words: List[str], command: Command, capsys) -> str:
 
 def _compare(said: str, shown: Sequence[str]) -> str:
     lines = [_VERSION.sub("", line) for line in said.rstrip("\n").split("\n")]
-    for number, line in enumerate(map(lambda text: _VERSION.sub("", text), shown)):
+    for number, line in enumerate(_VERSION.sub("", text) for text in shown):
         if number >= len(lines) or lines[number] != line:
             there = lines[number] if number < len(lines) else "nothing"
             return f"it prints {there!r} where {line!r} is shown"
@@ -342,6 +343,10 @@ def test_the_architecture_names_every_room_and_no_other():
 
 def test_the_emulators_page_names_every_variable():
     assert find_unnamed_variables(read(DOCS / "emulator.md")) == []
+
+
+def test_the_emulators_page_has_the_list_of_patches():
+    assert patches.as_markdown() in read(DOCS / "emulator.md")
 
 
 def test_messages_in_troubleshooting_are_those_of_the_code():
