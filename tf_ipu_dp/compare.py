@@ -118,9 +118,9 @@ def _newest(folder: Path) -> checkpoints.Checkpoint:
 
 
 def _layout(checkpoint: checkpoints.Checkpoint) -> str:
-    topology = checkpoint.manifest.plan["topology"]
-    replicas = cli.count(topology["replicas_per_instance"], "replica")
-    return f"{cli.count(topology['instances'], 'instance')} x {replicas}"
+    topology = checkpoint.manifest.plan.topology
+    replicas = cli.count(topology.replicas_per_instance, "replica")
+    return f"{cli.count(topology.instances, 'instance')} x {replicas}"
 
 
 def _place(pair: Any) -> Any:

@@ -39,6 +39,7 @@ from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures, launchers, world
 from tf_ipu_dp.planning import plan, report
 from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.training import console
 
 _INSTANCES = 2
@@ -445,7 +446,7 @@ def _verify(job: Job, dataset: DatasetInfo, starter: _Starter) -> int:
 def _show(job: Job, starter: _Starter) -> None:
     command = starter.command(job)
     if job.config.json:
-        made = json.loads(report.render_json(job.plan))
+        made = PlanRecord.of(job.plan).to_json()
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": made}
         print(json.dumps(value, indent=2))
         return
@@ -504,8 +505,9 @@ def _read_saved(cfg: TrainConfig) -> Optional[plan.Batch]:
     """Returns the batch of the run that goes on, if one does."""
     if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
         return None
-    saved = run_folder.RunFolder(Path(cfg.run_dir).expanduser()).read_plan()
-    return plan.Batch.of_plan(saved) if saved else None
+    folder = run_folder.RunFolder(Path(cfg.run_dir).expanduser())
+    saved = folder.read_plan() if folder.has_checkpoints() else None
+    return saved.job_batch if saved else None
 
 
 def _read_allocation(launcher: str) -> List[str]:

@@ -292,7 +292,7 @@ def _explain(folder: Path, as_json: bool) -> int:
 
     found = diagnosis.explain(folder)
     if as_json:
-        value = {**found.verdict.to_value(), "run_dir": found.run_dir, "finished": found.finished}
+        value = {**found.verdict.to_json(), "run_dir": found.run_dir, "finished": found.finished}
         sys.stdout.write(json.dumps({**value, "updates": found.updates}, indent=2) + "\n")
         return 0
     state = "finished" if found.finished else "not finished"

@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     cfg = _parse(words)
     launched = world.read_launched(os.environ)
     ranks = None if launched else world.read_ranks(os.environ)
-    with _kept_for_the_launcher(cfg, launched or ranks):
+    with _error_kept_for_launcher(cfg, launched or ranks):
         return _run(cfg, words, launched, ranks, began)
 
 
@@ -42,19 +42,19 @@ def _run(
     began: float,
 ) -> int:
     if ranks:
-        cfg = _as_started(cfg, ranks)
+        cfg = _with_launched_instances(cfg, ranks)
     dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
-    cfg = _with_the_run_s_batch(cfg, dataset, launched)
+    cfg = _keep_saved_global_batch(cfg, dataset, launched)
     run = plan.plan_run(cfg, dataset, launched)
     if cfg.dry_run:
         _show(cfg, run)
         return 0
     if run.topology.instances > 1 and not (launched or ranks):
-        # Who asks for several instances gets them: the launcher starts this command once for each.
+        # The launcher starts this command once for each instance.
         launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
         os.execv(sys.executable, launch)
     if launched or ranks:
-        # A run's flags say what it ran on, whoever decided it.
+        # The flags that are kept with the run say what it ran on, even if a launcher decided it.
         cfg = dataclasses.replace(
             cfg,
             ipus=run.topology.ipus,
@@ -65,10 +65,10 @@ def _run(
 
 
 @contextlib.contextmanager
-def _kept_for_the_launcher(
+def _error_kept_for_launcher(
     cfg: schema.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
 ) -> Iterator[None]:
-    """Keeps what ends one of several instances in the run's folder, which is where a launcher looks for it."""
+    """Writes the error that ends one of several instances into the run's folder, where a launcher looks for it."""
     try:
         yield
     except cli.UsageError as error:
@@ -76,11 +76,11 @@ def _kept_for_the_launcher(
             from tf_ipu_dp.runs import run_folder
 
             with contextlib.suppress(cli.UsageError):
-                run_folder.RunFolder(Path(cfg.run_dir)).write_error(started.instance, str(error), final=True)
+                run_folder.RunFolder(Path(cfg.run_dir)).write_error(started.instance, str(error), transient=False)
         raise
 
 
-def _as_started(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConfig:
+def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConfig:
     """Takes the instances from a launcher that knows nothing of IPUs: one replica for each, unless --ipus says more."""
     if cfg.instances not in (None, ranks.instances):
         raise cli.UsageError(
@@ -92,31 +92,32 @@ def _as_started(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConf
     return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus)
 
 
-def _with_the_run_s_batch(
+def _keep_saved_global_batch(
     cfg: schema.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
 ) -> schema.TrainConfig:
-    """A run that goes on keeps its global batch on any number of IPUs, if they can divide it."""
+    """A run that resumes keeps its global batch on any number of IPUs, if they can divide it."""
     if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
         return cfg
     from tf_ipu_dp.runs import run_folder
 
-    kept = run_folder.RunFolder(Path(cfg.run_dir)).read_plan()
-    return plan.keep_global_batch(cfg, dataset, plan.Batch.of_plan(kept), launched) if kept else cfg
+    folder = run_folder.RunFolder(Path(cfg.run_dir))
+    saved = folder.read_plan() if folder.has_checkpoints() else None
+    return plan.keep_global_batch(cfg, dataset, saved.job_batch, launched) if saved else cfg
 
 
 def _parse(words: Sequence[str]) -> schema.TrainConfig:
     """A run that is evaluated has its own flags; those on the line win over them."""
-    cfg = _at_home(train_flags.parse(words))
+    cfg = _with_expanded_paths(train_flags.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
         from tf_ipu_dp.runs import run_folder
 
         own = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
-        cfg = _at_home(train_flags.parse([*own, *words]))
+        cfg = _with_expanded_paths(train_flags.parse([*own, *words]))
     return cfg
 
 
-def _at_home(cfg: schema.TrainConfig) -> schema.TrainConfig:
-    """A shell leaves the ~ of --flag=~/folder as it is."""
+def _with_expanded_paths(cfg: schema.TrainConfig) -> schema.TrainConfig:
+    """Expands ~ in paths: a shell leaves that of --flag=~/folder as it is."""
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
     changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
     return dataclasses.replace(cfg, **changes)
@@ -130,7 +131,7 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
         os.environ.update(ranks.variables(replicas=topology.replicas, ipus_per_replica=topology.ipus_per_replica))
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # What it logs as errors are the echoes of another instance's end, which the launcher tells.
+    # What Horovod logs as errors follows from another instance's failure, which the launcher reports.
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
     if cfg.executable_cache is not None:
         if len(cfg.executable_cache.split()) != 1:
@@ -151,25 +152,28 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
             "or use --sdk=emulator."
         )
 
-    gc.disable()  # what is imported stays: to look through it time and again takes a tenth of the start
-    from tf_ipu_dp.training import loop  # imports TensorFlow
+    gc.disable()  # imported modules stay: collecting garbage among them would take a tenth of the start
+    from tf_ipu_dp.training import evaluate, input_speed  # imports TensorFlow
+    from tf_ipu_dp.training import run as training_run
 
     gc.freeze()
     gc.enable()
 
     if cfg.evaluate:
-        return loop.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
+        return evaluate.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
     if cfg.input_only:
-        return loop.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
-    return loop.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
+        return input_speed.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
+    return training_run.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
 
 
 def _show(cfg: schema.TrainConfig, run: plan.RunPlan) -> None:
     from tf_ipu_dp.planning import report  # imports rich
+    from tf_ipu_dp.runs import run_folder
+    from tf_ipu_dp.runs.plan_record import PlanRecord
 
     ascii_only = not cli.speaks_unicode(sys.stdout)
     if cfg.json:
-        text = report.render_json(run)
+        text = run_folder.render_json(PlanRecord.of(run).to_json())
     elif cfg.format == "mermaid":
         text = report.render_mermaid(run, ascii_only)
     else:
@@ -192,11 +196,11 @@ def _help() -> str:
     )
 
 
-def _leave(code: int) -> NoReturn:
-    """Ends the process; an instance that failed does not say goodbye to the others, who may not be there to hear it.
+def _exit(code: int) -> NoReturn:
+    """Ends the process. Failed instances skip Horovod's shutdown because peers may be gone.
 
-    On the emulator everything is done by now but TensorFlow's own threads, which an interpreter that takes itself apart
-    can crash. So it is not taken apart.
+    On the emulator only TensorFlow's own threads are left by now, which can crash while the interpreter shuts down: so
+    it exits without shutting down.
     """
     from tf_ipu_dp import emulator
 
@@ -220,7 +224,7 @@ def start(words: Sequence[str]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    _leave(code)
+    _exit(code)
 
 
 if __name__ == "__main__":

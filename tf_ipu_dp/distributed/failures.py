@@ -74,7 +74,7 @@ def find_cause(
         found.append((2 if is_echo else 0 if seen.is_death or seen.instance is None else 1, seen))
     for error in errors:
         lines = tuple(error.text.splitlines()[-LAST_LINES:])
-        cause = Cause(error.instance, error.host, None, lines, error.final)
+        cause = Cause(error.instance, error.host, None, lines, not error.transient)
         found.append((2 if _is_echo(error.text) else 1, cause))
     if not found:
         return Cause(None, None, status, (), final=False)

@@ -185,6 +185,10 @@ class World:
         answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
         return answer
 
+    def barrier(self) -> None:
+        """Returns once all instances have called it."""
+        self.gather_numbers([0.0])
+
     def _gather_numbers(self, numbers: List[int]) -> List[List[int]]:
         import numpy as np
 

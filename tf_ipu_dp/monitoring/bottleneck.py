@@ -1,41 +1,35 @@
-"""What held a run back, in one sentence with its numbers and the flag to change. Pure: times in, a verdict out."""
+"""The bottleneck of a run, in one sentence with its numbers and the flag to change. Pure: times in, a verdict out.
+
+To add a verdict: a kind, a function that returns it or None, and its place in `find_bottleneck`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-INPUT, EXECUTIONS, COLLECTIVE, LATE = "input", "executions", "collective", "late instance"
-KEEPING, COMPILING, WELL_FED, TOO_SHORT = "keeping", "compiling", "well fed", "too short"
+from tf_ipu_dp.runs.records import InstanceTimes, Verdict
 
-# A run is held back by what takes more than this share of its training time.
-HELD_BACK = 0.1
-# Compiling is part of every run; it is the verdict where it is most of one.
+INPUT, EXECUTIONS, COLLECTIVES, LATE_INSTANCE = "input", "small executions", "collectives", "late instance"
+BOOKKEEPING, COMPILING, NONE, TOO_SHORT = "logging and checkpoints", "compiling", "none", "too short"
+
+# What takes more than this share of training is a bottleneck.
+THRESHOLD = 0.1
+# Compiling is part of every run; it is the bottleneck where it takes most of one.
 _MOST_OF_A_RUN = 0.5
-# Input that comes within this time of an execution's call is there; what takes that time is the call itself.
+# Input that arrives this soon after the start of an execution was there: the call itself takes that long.
 _CALL_S = 0.001
-# An instance is the late one if it was last in more than this share of the stretches that were looked at.
+# An instance is the late one if it was last in more than this share of the records.
 _OFTEN = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class InstanceTimes:
-    """Where one instance's seconds of a stretch of training went. None: not reported."""
-
-    instance: int
-    seconds: float
-    executing_s: float  # in executions, waiting for input and collectives included
-    input_wait_s: Optional[float] = None
-    collective_s: Optional[float] = None  # in collectives, waiting for the others included
-
-
-@dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the judgement needs besides the times."""
+    """What is needed besides the times; `diagnosis` builds it."""
 
     device_iterations: int
     executions: int = 0  # in the times
-    larger: Tuple[int, ...] = ()  # device iterations that fit too
+    larger_executions: Tuple[int, ...] = ()  # greater device iterations that fit the run too
     prefetch: bool = True
     eight_bit_io: bool = False
     compile_s: float = 0.0
@@ -44,24 +38,8 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What held the run back most."""
-
-    kind: str
-    sentence: str
-    share_pct: Optional[float] = None  # of the training; of compiling: of the run
-    instance: Optional[int] = None  # the one that it is about
-    often_pct: Optional[float] = None  # share of the stretches in which that one was last
-    flag: Optional[str] = None  # what to change, without its dashes
-
-    def to_value(self) -> Dict[str, Any]:
-        """Returns it for a program."""
-        return {"schema": 1, **dataclasses.asdict(self)}
-
-
-@dataclasses.dataclass(frozen=True)
 class _Sums:
-    """One instance over all stretches, as shares of its own time."""
+    """One instance over all records, as shares of its own time."""
 
     instance: int
     seconds: float
@@ -70,115 +48,99 @@ class _Sums:
     collective: Optional[float]
 
 
-def judge(stretches: Sequence[Sequence[InstanceTimes]], facts: Facts) -> Verdict:
-    """Returns what cost the run most, if it cost enough; each stretch has the times of all instances."""
-    sums = _summed(stretches)
+def find_bottleneck(records: Sequence[Sequence[InstanceTimes]], facts: Facts) -> Verdict:
+    """Returns what cost the run most, if it cost enough; each record has the times of all instances."""
+    sums = _summed(records)
+    most_is_compiling = facts.compile_s > _MOST_OF_A_RUN * facts.total_s > 0
     if not sums:
-        if facts.compile_s > _MOST_OF_A_RUN * facts.total_s > 0:
-            return _compiling(facts)
-        return Verdict(TOO_SHORT, "Too short to say what held it back. Train longer with --epochs.", flag="epochs")
+        return _compiling(facts) if most_is_compiling else _too_short()
     seconds = max(each.seconds for each in sums)
-    waiting, collective = _input(sums, facts), _collective(sums, stretches)
-    if waiting is not None and collective is not None and collective.kind == LATE:
-        # What the others wait for is then that instance's input, and not the collective.
-        collective = None if waiting.instance == collective.instance else collective
-    causes = [waiting, collective, _keeping(seconds, facts), _executions(sums, seconds, facts)]
+    waiting, collective = _input(sums, facts), _collectives(sums, records)
+    if waiting and collective and collective.kind == LATE_INSTANCE and waiting.instance == collective.instance:
+        collective = None  # the others wait for that instance's input, and not for the network
+    causes = [waiting, collective, _bookkeeping(seconds, facts), _executions(sums, seconds, facts)]
     costs = [((each.share_pct or 0.0) * seconds / 100, each) for each in causes if each is not None]
-    if facts.compile_s > _MOST_OF_A_RUN * facts.total_s > 0:
+    if most_is_compiling:
         costs.append((facts.compile_s, _compiling(facts)))
-    return max(costs, key=lambda each: each[0])[1] if costs else _well_fed(sums)
+    return max(costs, key=lambda each: each[0])[1] if costs else _no_bottleneck(sums)
 
 
-def parse_stretch(value: Any) -> Optional[List[InstanceTimes]]:
-    """Returns the times of a metrics record's `instances`; None where it has none that make sense."""
-    if not isinstance(value, list) or not value:
-        return None
-    found = []
-    for each in value:
-        if not isinstance(each, dict) or type(each.get("instance")) is not int:
-            return None
-        seconds, executing, waiting, collective = (
-            _number(each.get(name)) for name in ("seconds", "executing_s", "input_wait_s", "collective_s")
-        )
-        if seconds is None or executing is None:
-            return None
-        found.append(InstanceTimes(each["instance"], seconds, executing, waiting, collective))
-    return found
+def input_advice(*, prefetch: bool, eight_bit_io: bool) -> Tuple[str, str]:
+    """Returns what to do about slow input, and the flag to change."""
+    if not prefetch:
+        return "Add --prefetch.", "prefetch"
+    if not eight_bit_io:
+        return "Add --eight_bit_io, so that the host has less to prepare and to send.", "eight_bit_io"
+    return "Use more --instances, so that more host processes load.", "instances"
 
 
 def _input(sums: Sequence[_Sums], facts: Facts) -> Optional[Verdict]:
     known = [(each.waiting, each) for each in sums if each.waiting is not None and not _is_call(each, facts)]
     share, worst = max(known, key=lambda each: each[0], default=(0.0, sums[0]))
-    if share <= HELD_BACK:
+    if share <= THRESHOLD:
         return None
     least = min((each.waiting or 0.0 for each in sums if each is not worst), default=share)
     who = ""
     if len(sums) > 1:
-        others = "" if least < share / 2 else f" (of no other less than {_percent(least)})"
+        others = "" if least < share / 2 else f" (and at least {_percent(least)} of every other)"
         who = f" of instance {worst.instance}{others}"
-    advice, flag = (
-        ("Add --prefetch.", "prefetch")
-        if not facts.prefetch
-        else ("Add --eight_bit_io, so that the host has less to prepare and to send.", "eight_bit_io")
-        if not facts.eight_bit_io
-        else ("Use more --instances, so that more host processes load.", "instances")
-    )
-    sentence = f"Held back by its input: {_percent(share)} of the training{who} was waiting for samples. {advice}"
+    advice, flag = input_advice(prefetch=facts.prefetch, eight_bit_io=facts.eight_bit_io)
+    sentence = f"The bottleneck is the input: {_percent(share)} of training{who} was waiting for samples. {advice}"
     return Verdict(INPUT, sentence, 100 * share, worst.instance if who else None, flag=flag)
 
 
-def _collective(sums: Sequence[_Sums], stretches: Sequence[Sequence[InstanceTimes]]) -> Optional[Verdict]:
+def _collectives(sums: Sequence[_Sums], records: Sequence[Sequence[InstanceTimes]]) -> Optional[Verdict]:
     known = [(each.collective, each) for each in sums if each.collective is not None]
     if len(sums) < 2 or len(known) < len(sums):
         return None
     least, last = min(known, key=lambda each: each[0])
     others = [collective for collective, each in known if each is not last]
     waiting = sum(others) / len(others) - least
-    if waiting > max(HELD_BACK, least):
-        late, often = _most_often_last(stretches)
+    if waiting > max(THRESHOLD, least):
+        late, often = _most_often_last(records)
         if often > _OFTEN:
             sentence = (
-                f"Held back by instance {late}: it was the last in {_percent(often)} of the collectives that were "
-                f"looked at, and {_percent(waiting)} of the others' training was waiting for it. Look at its host, or "
-                "start without it (fewer --instances)."
+                f"The bottleneck is instance {late}: it was last in {_percent(often)} of the sampled collectives, and "
+                f"{_percent(waiting)} of the others' training was waiting for it. Check its host, or run without it "
+                "(fewer --instances)."
             )
-            return Verdict(LATE, sentence, 100 * waiting, late, 100 * often, "instances")
+            return Verdict(LATE_INSTANCE, sentence, 100 * waiting, late, 100 * often, "instances")
     most = max(collective for collective, _ in known)
-    if most <= HELD_BACK:
+    if most <= THRESHOLD:
         return None
     turns = " The instances wait for each other in turn." if least <= most / 2 else ""
     sentence = (
-        f"Held back by its collectives: up to {_percent(most)} of the training was in them.{turns} "
-        "Raise --gradient_accumulation, so that gradients meet less often, or use fewer --instances."
+        f"The bottleneck is the collectives: up to {_percent(most)} of training was spent in them.{turns} "
+        "Raise --gradient_accumulation, so that gradients are reduced less often, or use fewer --instances."
     )
-    return Verdict(COLLECTIVE, sentence, 100 * most, flag="gradient_accumulation")
+    return Verdict(COLLECTIVES, sentence, 100 * most, flag="gradient_accumulation")
 
 
-def _keeping(seconds: float, facts: Facts) -> Optional[Verdict]:
+def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
     share = facts.bookkeeping_s / seconds
-    if share <= HELD_BACK:
+    if share <= THRESHOLD:
         return None
     sentence = (
-        f"Held back by logging and checkpoints: {_percent(share)} of the training. "
+        f"The bottleneck is logging and checkpoints: {_percent(share)} of training. "
         "Raise --log_every and --checkpoint_every."
     )
-    return Verdict(KEEPING, sentence, 100 * share, flag="checkpoint_every")
+    return Verdict(BOOKKEEPING, sentence, 100 * share, flag="checkpoint_every")
 
 
 def _executions(sums: Sequence[_Sums], seconds: float, facts: Facts) -> Optional[Verdict]:
     # What the others spend between executions may be waiting for the instance that spends least there.
     calls = [(each.waiting or 0.0) if _is_call(each, facts) else 0.0 for each in sums]
     between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.bookkeeping_s / seconds
-    if between <= HELD_BACK:
+    if between <= THRESHOLD:
         return None
     # Ten times fewer calls, or as near as the epoch's divisors come.
-    best = min(facts.larger, key=lambda number: abs(number - 10 * facts.device_iterations), default=None)
+    best = min(facts.larger_executions, key=lambda number: abs(number - 10 * facts.device_iterations), default=None)
     advice = f"Use --device_iterations={best}." if best else "Use a larger --micro_batch_size."
     busy = max(each.executing * each.seconds for each in sums)
     length = f" of {1000 * busy / facts.executions:,.0f} ms" if facts.executions else ""
     sentence = (
-        f"Held back by too small executions{length}: {_percent(between)} of the training was between them"
-        f"{' or at their beginning' if any(calls) else ''}. {advice}"
+        f"The bottleneck is small executions{length}: {_percent(between)} of training was between them"
+        f"{' or at their start' if any(calls) else ''}. {advice}"
     )
     return Verdict(EXECUTIONS, sentence, 100 * between, flag="device_iterations" if best else "micro_batch_size")
 
@@ -191,26 +153,28 @@ def _is_call(each: _Sums, facts: Facts) -> bool:
 def _compiling(facts: Facts) -> Verdict:
     share = facts.compile_s / facts.total_s
     sentence = (
-        f"Held back by compiling: {facts.compile_s:,.1f} of {facts.total_s:,.1f} s, {_percent(share)} of the run. "
-        "Train longer, or keep what was compiled with --executable_cache."
+        f"The bottleneck is compiling: {facts.compile_s:,.1f} of {facts.total_s:,.1f} s, {_percent(share)} of the run. "
+        "Train longer, or cache compiled programs with --executable_cache."
     )
     return Verdict(COMPILING, sentence, 100 * share, flag="executable_cache")
 
 
-def _well_fed(sums: Sequence[_Sums]) -> Verdict:
+def _too_short() -> Verdict:
+    return Verdict(TOO_SHORT, "The run is too short to name a bottleneck. Train longer with --epochs.", flag="epochs")
+
+
+def _no_bottleneck(sums: Sequence[_Sums]) -> Verdict:
     if any(each.waiting is None for each in sums):
-        sentence = "Held back by nothing that was measured; how long the input took is not reported by the device."
-        return Verdict(WELL_FED, sentence)
-    work = min(each.executing - (each.waiting or 0.0) for each in sums)
-    sentence = f"Held back by nothing: the device was at work {_percent(max(work, 0.0))} of the training."
-    return Verdict(WELL_FED, sentence, 100 * max(work, 0.0))
+        return Verdict(NONE, "No bottleneck was measured; the device does not report how long it waits for input.")
+    busy = max(min(each.executing - (each.waiting or 0.0) for each in sums), 0.0)
+    return Verdict(NONE, f"No bottleneck: the device was busy {_percent(busy)} of training.", 100 * busy)
 
 
-def _summed(stretches: Sequence[Sequence[InstanceTimes]]) -> List[_Sums]:
-    """Returns the instances that have trained, each over all stretches."""
+def _summed(records: Sequence[Sequence[InstanceTimes]]) -> List[_Sums]:
+    """Returns the instances that have trained, each over all records."""
     rows: Dict[int, List[InstanceTimes]] = {}
-    for stretch in stretches:
-        for each in stretch:
+    for record in records:
+        for each in record:
             rows.setdefault(each.instance, []).append(each)
     found = []
     for instance, times in sorted(rows.items()):
@@ -225,21 +189,21 @@ def _summed(stretches: Sequence[Sequence[InstanceTimes]]) -> List[_Sums]:
     return found
 
 
-def _most_often_last(stretches: Sequence[Sequence[InstanceTimes]]) -> Tuple[int, float]:
-    """Returns the instance that the others waited for in most stretches, and in which share of them.
+def _most_often_last(records: Sequence[Sequence[InstanceTimes]]) -> Tuple[int, float]:
+    """Returns the instance that the others waited for in most records, and in which share of them.
 
     The last one spends the least time in the collective: when it comes the others are there.
     """
     counts: Dict[int, int] = {}
     looked_at = 0
-    for stretch in stretches:
-        known = [(each.collective_s / each.seconds, each) for each in stretch if each.collective_s is not None
+    for record in records:
+        known = [(each.collective_s / each.seconds, each) for each in record if each.collective_s is not None
                  and each.seconds > 0]  # fmt: skip
         if len(known) > 1:
             looked_at += 1
             least, last = min(known, key=lambda each: each[0])
             others = [share for share, each in known if each is not last]
-            if sum(others) / len(others) - least > HELD_BACK / 2:
+            if sum(others) / len(others) - least > THRESHOLD / 2:
                 counts[last.instance] = counts.get(last.instance, 0) + 1
     late = max(counts, key=lambda instance: counts[instance], default=0)
     return late, counts.get(late, 0) / looked_at if looked_at else 0.0
@@ -247,7 +211,3 @@ def _most_often_last(stretches: Sequence[Sequence[InstanceTimes]]) -> Tuple[int,
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _number(value: Any) -> Optional[float]:
-    return float(value) if type(value) in (int, float) and value >= 0 else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.schema import SCHEDULES, Duration, Hosts, LossScaling, TrainConfig
@@ -113,12 +113,6 @@ class Batch:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.accumulation * self.replicas
-
-    @classmethod
-    def of_plan(cls, plan_json: Mapping[str, Any]) -> Batch:
-        """Returns the batch of a plan that was kept as JSON, in a run's folder or in a checkpoint."""
-        batch = plan_json["batch"]
-        return cls(batch["micro_batch_samples"], batch["accumulation_micro_batches"], plan_json["topology"]["replicas"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""A plan as a table, a drawing, JSON or a mermaid flowchart. Pure: returns text, prints nothing."""
+"""A plan as a table, a drawing or a mermaid flowchart. Pure: returns text, prints nothing."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.planning.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
@@ -22,97 +20,6 @@ def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bo
     text += "\n" + render_drawing(plan.topology, width) if drawing else ""
     text += "".join(f"\nnote: {note}\n" for note in plan.notes)
     return _to_ascii(text) if ascii_only else text
-
-
-def render_json(plan: RunPlan) -> str:
-    """Returns the plan for a program: typed, with the units in the keys."""
-    topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
-    architecture = plan.model.architecture
-    shards = {len(validation.shard(instance)) for instance in (0, topology.instances - 1)}
-    stages = topology.pipeline_stages
-    value: Dict[str, Any] = {
-        "schema": 1,
-        "version": __version__,
-        "dataset": {
-            "name": plan.dataset.name,
-            "train_samples": plan.dataset.train_samples,
-            "validation_samples": plan.dataset.validation_samples,
-        },
-        "topology": {
-            "ipus": topology.ipus,
-            "pipeline_stages": stages,
-            "pipeline_schedule": topology.pipeline_schedule if stages > 1 else None,
-            "ipus_per_replica": topology.ipus_per_replica,
-            "idle_ipus": topology.idle_ipus,
-            "replicas": topology.replicas,
-            "instances": topology.instances,
-            "replicas_per_instance": topology.local_replicas,
-            "ipus_per_instance": topology.ipus_per_instance,
-            "hosts": topology.hosts.count,
-            "host_names": list(topology.hosts.names) or None,
-            "instances_per_host": topology.instances_per_host,
-            "launcher": topology.launcher,
-        },
-        "model": {
-            "name": architecture.name,
-            "norm": architecture.norm,
-            "parameters": architecture.parameters,
-            "multiply_adds_per_sample": architecture.macs,
-            "image": [architecture.height, architecture.width, architecture.channels],
-            "classes": architecture.classes,
-            "stages": [
-                {
-                    "first_block": blocks[0].name,
-                    "blocks": [block.name for block in blocks],
-                    "parameters": sum(block.parameters for block in blocks),
-                    "share_of_work": plan.model.share(stage),
-                }
-                for stage, blocks in enumerate(plan.model.stages)
-            ],
-        },
-        "recipe": dataclasses.asdict(plan.recipe),
-        "notes": list(plan.notes),
-        "batch": {
-            "micro_batch_samples": batch.micro_batch_size,
-            "accumulation_micro_batches": batch.accumulation,
-            "global_batch_samples": batch.global_batch_size,
-        },
-        "training": {
-            "updates_per_epoch": epochs.updates_per_epoch,
-            "dropped_samples_per_epoch": epochs.dropped_samples_per_epoch,
-            "updates_per_execution": epochs.device_iterations,
-            "executions_per_epoch": epochs.executions_per_epoch,
-            "micro_batches_per_epoch_per_instance": keras.steps_per_epoch,
-            "epochs": epochs.epochs,
-            "last_epoch_updates": epochs.last_epoch_updates or epochs.updates_per_epoch,
-            "updates": epochs.updates,
-        },
-        "validation": {
-            "samples": validation.samples,
-            "samples_per_instance_most": max(shards),
-            "samples_per_instance_least": min(shards),
-            "micro_batches_per_instance": keras.validation_steps,
-            "padded_samples": validation.padded_samples,
-        },
-        "keras": {
-            "steps_per_execution": keras.steps_per_execution,
-            "steps_per_epoch": keras.steps_per_epoch,
-            "last_epoch_steps": keras.last_epoch_steps,
-            "validation_steps": keras.validation_steps,
-            "validation_steps_per_execution": keras.validation_steps_per_execution,
-        },
-        "replicas": [
-            {
-                "replica": replica.index,
-                "instance": replica.instance,
-                "host": replica.host,
-                "stage_ipu_ids": list(replica.ipu_ids[:stages]),
-                "idle_ipu_ids": list(replica.ipu_ids[stages:]),
-            }
-            for replica in topology.all_replicas()
-        ],
-    }
-    return json.dumps(value, indent=2) + "\n"
 
 
 def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:

@@ -1,8 +1,8 @@
-"""Checkpoints on disk: folders that are there as a whole or not at all, each with a manifest that proves it.
+"""Checkpoints on disk: folders that are complete or absent, each with a manifest that proves it.
 
-No TensorFlow: the caller writes the state, this module makes it last. A checkpoint is written into a temporary folder
-beside the others, hashed, forced to the disk and renamed, so that a kill or a power cut at any moment leaves the ones
-before it as they were. Processes that write into the same store wait for each other.
+No TensorFlow: the caller writes the state, this module makes it durable. A checkpoint is written into a temporary
+folder beside the others, hashed, synced to the disk and renamed, so that a kill or a power cut at any moment leaves the
+earlier ones intact. Processes that write into the same store wait for each other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import shutil
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs.manifest import Manifest, StateFile, Variable
+from tf_ipu_dp.runs.records import RecordError
 
 SCHEMA = 1
 
@@ -34,33 +36,8 @@ class CheckpointError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class StateFile:
-    """What a file has to be to be the one that was written."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """Where a run stood, and all that is needed to go on from there. Everything in it is what JSON can carry."""
-
-    step: int
-    epoch: int
-    samples_into_epoch: int
-    # As typed after `=`, by the flags' names; a flag that was not given is left out.
-    flags: Dict[str, str]
-    plan: Dict[str, Any]
-    variables: Tuple[Tuple[str, Tuple[int, ...], str], ...]  # name, shape, type
-    random_state: Dict[str, Any]
-    versions: Dict[str, str]
-    time: str
-    files: Dict[str, StateFile] = dataclasses.field(default_factory=dict)  # filled in by the store
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found to be as written."""
+    """A checkpoint whose hashes were verified."""
 
     path: Path
     manifest: Manifest
@@ -72,23 +49,23 @@ class Checkpoint:
 
 
 class Store:
-    """The checkpoints of one run, of which the newest `keep` stay. `say` is given a sentence about each damaged one."""
+    """The checkpoints of one run, of which the newest `keep` are kept. `warn` gets a sentence on each damaged one."""
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._keep = keep
-        self._say = say
+        self._warn = warn
 
     def save(self, manifest: Manifest, write: Callable[[Path], None]) -> Checkpoint:
         """Makes a checkpoint of what `write(prefix)` writes, then removes the oldest beyond those to keep.
 
-        A good checkpoint of the same step is kept and nothing written. When the disk refuses, nothing half-written
-        stays and the error names the checkpoint to go on from.
+        A good checkpoint of the same step is kept and nothing is written. If the disk is full, nothing half-written
+        stays and the error names the checkpoint to resume from.
         """
         path = self.folder / f"step-{manifest.step:08d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._alone(wait=True):
+            with self._exclusive(wait=True):
                 saved = self._good(path) or self._write(path, manifest, write)
                 older = [other for other in self._paths() if _step_of(other) < manifest.step]
                 self._remove(older[self._keep - 1 :])
@@ -103,10 +80,10 @@ class Store:
             ) from error
 
     def newest(self) -> Optional[Checkpoint]:
-        """Returns the newest good checkpoint; names the damaged ones before it, and removes what dead writers left."""
+        """Returns the newest good checkpoint; warns of damaged ones, and removes what dead writers left."""
         with contextlib.suppress(OSError):  # held by a live writer, or a folder that we may only read
             if self.folder.is_dir():
-                with self._alone(wait=False):
+                with self._exclusive(wait=False):
                     pass
         gone = False
         for path in self._paths():
@@ -115,7 +92,7 @@ class Store:
             except _DamageError as damage:
                 gone = gone or not path.exists()
                 if path.exists():
-                    self._say(f"{path} is damaged and left out: {damage}.")
+                    self._warn(f"{path} is damaged and skipped: {damage}.")
         return self.newest() if gone else None
 
     def steps(self) -> List[int]:
@@ -123,9 +100,9 @@ class Store:
         return sorted(map(_step_of, self._paths()))
 
     def set_aside_after(self, step: int) -> None:
-        """Renames the checkpoints of later steps, which the run that goes on from this one will make again."""
+        """Renames the checkpoints of later steps, which the run that resumes from this one will make again."""
         if self._paths():
-            with self._alone(wait=True):
+            with self._exclusive(wait=True):
                 for path in self._paths():
                     if _step_of(path) > step:
                         aside = path.with_name(f"{_ASIDE}{path.name}")
@@ -133,8 +110,8 @@ class Store:
                         path.rename(aside)
 
     @contextlib.contextmanager
-    def _alone(self, *, wait: bool) -> Iterator[None]:
-        """Keeps other writers out. What is temporary at the beginning then belongs to a dead one, and is removed."""
+    def _exclusive(self, *, wait: bool) -> Iterator[None]:
+        """Locks the store. Temporary folders found then belong to a dead writer, and are removed."""
         lock = run_folder.lock_file(self.folder / ".lock", wait=wait)
         try:
             for path in self.folder.glob(f"{_TEMPORARY}*") if lock else ():
@@ -160,7 +137,7 @@ class Store:
             }
             manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
             run_folder.sync_tree(temporary)
-            run_folder.write_durably(temporary / _MANIFEST, _seal(dataclasses.asdict(manifest)))
+            run_folder.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
             if path.exists():  # damaged
                 self._remove([path])
             temporary.rename(path)
@@ -170,7 +147,7 @@ class Store:
         return Checkpoint(path, manifest)
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Takes folders away by a rename, so that none is ever there in part under its own name."""
+        """Removes folders after a rename, so that none is ever there in part under its own name."""
         for path in paths:
             shutil.rmtree(path.rename(self._temporary(path.name)), ignore_errors=True)
 
@@ -198,10 +175,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def differences(
     saved: Manifest,
     flags: Mapping[str, str],
-    variables: Sequence[Tuple[str, Tuple[int, ...], str]],
+    variables: Sequence[Variable],
     must_match: Iterable[str],
 ) -> List[str]:
-    """Returns what keeps a checkpoint from being used, in parts of a sentence; nothing when it fits.
+    """Returns why a checkpoint cannot be used, in parts of a sentence; nothing when it fits.
 
     `must_match` names the flags that have to be as they were.
     """
@@ -294,12 +271,13 @@ def _parse(text: str) -> Manifest:
         intact = False
     if not intact:
         raise _DamageError(f"{_MANIFEST} has other bytes than were written (its SHA-256 differs)")
-    variables = tuple((name, tuple(shape), dtype) for name, shape, dtype in content.pop("variables"))
-    files = {name: StateFile(**entry) for name, entry in content.pop("files").items()}
-    return Manifest(variables=variables, files=files, **content)
+    try:
+        return Manifest.from_json(content)
+    except RecordError as error:
+        raise _DamageError(f"{_MANIFEST} is not a manifest ({error})") from error
 
 
-def _by_name(variables: Iterable[Tuple[str, Tuple[int, ...], str]]) -> Dict[str, str]:
+def _by_name(variables: Iterable[Variable]) -> Dict[str, str]:
     """Maps names to shape and type as text; variables that share a name are told apart by their order."""
     seen: Counter[str] = Counter()
     described = {}

@@ -1,48 +1,229 @@
-"""Typed records of what a run writes into its folder."""
+"""Typed records of what is written to and read from a run's folder. A dataclass is the schema of its file.
+
+`to_json` returns an object with a schema number; `from_json` reads it back, and the older schemas too. Unknown keys are
+ignored; anything else that does not fit is a RecordError. Numbers that are not finite are null in JSON and None here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Optional
+import functools
+import math
+import typing
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
 
 from tf_ipu_dp import __version__
+from tf_ipu_dp.runs.json_files import plain
+
+_R = TypeVar("_R", bound="Record")
+
+
+class RecordError(ValueError):
+    """A JSON value is not the record that was expected. The text says where it differs."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RunTimes:
-    """Where a run's seconds went. None: not reported by the device."""
+class Record:
+    """Base of all records. A field's JSON key is its name, unless JSON_KEYS has another."""
 
-    total_s: float
-    compile_s: float  # with the first execution
-    executing_s: float  # in the other executions, input wait included
-    between_s: float  # between them: calls, beginnings and ends of epochs
-    bookkeeping_s: float  # logging and checkpoints
-    evaluation_s: float
-    input_wait_s: Optional[float]
+    SCHEMA: ClassVar[int] = 1
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {}
 
-    @property
-    def training_s(self) -> float:
-        """Returns what throughput is measured over."""
-        return self.executing_s + self.between_s + self.bookkeeping_s
+    def to_json(self) -> Dict[str, Any]:
+        """Returns the record as a JSON object with its schema number; nested records carry none of their own."""
+        return {"schema": self.SCHEMA, **self._fields_to_json()}
 
-    @property
-    def other_s(self) -> float:
-        return max(self.total_s - self.compile_s - self.executing_s - self.evaluation_s, 0.0)
+    @classmethod
+    def from_json(cls: Type[_R], value: object) -> _R:
+        """Returns the record in a JSON object, or raises RecordError."""
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{cls.__name__} is not a JSON object")
+        schema = value.get("schema", 1)
+        if type(schema) is not int or not 1 <= schema <= cls.SCHEMA:
+            raise RecordError(f"{cls.__name__} is of schema {schema!r}; this version reads 1 to {cls.SCHEMA}")
+        return cls._fields_from_json(cls._upgrade(dict(value), schema))
+
+    @classmethod
+    def _upgrade(cls, value: Dict[str, Any], schema: int) -> Dict[str, Any]:
+        """Returns an object of an older schema as the present one; overridden where there are older schemas."""
+        del schema
+        return value
+
+    def _fields_to_json(self) -> Dict[str, Any]:
+        return {self._key(field.name): _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def _key(cls, name: str) -> str:
+        return cls.JSON_KEYS.get(name, name)
+
+    @classmethod
+    def _fields_from_json(cls: Type[_R], value: Mapping[str, Any]) -> _R:
+        hints = _hints(cls)  # type: ignore[arg-type]
+        found = {}
+        for field in dataclasses.fields(cls):
+            key = cls._key(field.name)
+            if key in value:
+                found[field.name] = _convert(hints[field.name], value[key], f"{cls.__name__}.{key}")
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise RecordError(f"{cls.__name__} has no {key}")
+        return cls(**found)
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class InstanceTimes(Record):
+    """Where one instance's seconds went between two training records. None: not reported."""
+
+    instance: int
+    seconds: float
+    executing_s: float  # in executions, waiting for input and collectives included
+    input_wait_s: Optional[float] = None
+    collective_s: Optional[float] = None  # in collectives, waiting for the others included
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRecord(Record):
+    """A line of metrics.jsonl: the steps since the line before."""
+
+    KIND: ClassVar[str] = "train"
+
+    step: int
+    epoch: float
+    loss: Optional[float]
+    accuracy: Optional[float]
+    learning_rate: float
+    samples_per_s: Optional[float] = None
+    input_wait_s: Optional[float] = None
+    elapsed_s: float = 0.0
+    ipu_utilisation_pct: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # by the IPU's id
+    instances: Tuple[InstanceTimes, ...] = ()
+    executions: Optional[int] = None  # in these times; the one that compiled is not
+
+    def to_json(self) -> Dict[str, Any]:
+        """Returns the line, with the kind that tells training and validation apart."""
+        return {"kind": self.KIND, **super().to_json()}
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationRecord(Record):
+    """A line of metrics.jsonl: one validation."""
+
+    KIND: ClassVar[str] = "validation"
+
+    step: int
+    epoch: float
+    loss: Optional[float]
+    accuracy: Optional[float]
+    top5: Optional[float]
+    seconds: float
+    samples: Optional[int] = None  # that were validated
+
+    def to_json(self) -> Dict[str, Any]:
+        """Returns the line, with the kind that tells training and validation apart."""
+        return {"kind": self.KIND, **super().to_json()}
+
+
+MetricsRecord = Union[TrainingRecord, ValidationRecord]
+
+
+def metrics_record(value: Mapping[str, Any]) -> MetricsRecord:
+    """Returns the record in a line of metrics.jsonl, or raises RecordError."""
+    if value.get("kind") == TrainingRecord.KIND:
+        return TrainingRecord.from_json(value)
+    if value.get("kind") == ValidationRecord.KIND:
+        return ValidationRecord.from_json(value)
+    raise RecordError(f"{value.get('kind')!r} is no kind of metrics record")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores(Record):
     """The validation set's results, each sample counted once."""
 
     samples: int
-    loss: float
+    loss: Optional[float]
     top1: float
     top5: float
 
 
 @dataclasses.dataclass(frozen=True)
-class RunResult:
-    """What came out of a run."""
+class RunTimes(Record):
+    """Where a run's seconds went. None: not reported by the device."""
+
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {
+        "total_s": "total",
+        "compile_s": "compile",
+        "executing_s": "executing",
+        "between_s": "between_executions",
+        "bookkeeping_s": "logging_and_checkpoints",
+        "evaluation_s": "evaluation",
+        "input_wait_s": "input_wait",
+    }
+
+    total_s: float
+    compile_s: float  # with the first execution
+    executing_s: float  # in the other executions, input wait included
+    between_s: float  # between executions: calls, starts and ends of epochs
+    bookkeeping_s: float  # logging and checkpoints
+    evaluation_s: float
+    input_wait_s: Optional[float] = None
+
+    @property
+    def training_s(self) -> float:
+        """Returns the time that throughput is measured over."""
+        return self.executing_s + self.between_s + self.bookkeeping_s
+
+    @property
+    def overhead_s(self) -> float:
+        """Returns all that is neither compiling, executing nor evaluation: these four sum to the total."""
+        return max(self.total_s - self.compile_s - self.executing_s - self.evaluation_s, 0.0)
+
+    def _fields_to_json(self) -> Dict[str, Any]:
+        return {**super()._fields_to_json(), "overhead": self.overhead_s}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict(Record):
+    """The bottleneck of a run: what it is, in a sentence, and the flag to change."""
+
+    kind: str
+    sentence: str
+    share_pct: Optional[float] = None  # of training; for compiling: of the run
+    instance: Optional[int] = None  # the one that it is about
+    last_pct: Optional[float] = None  # how often that one was last in a collective
+    flag: Optional[str] = None  # what to change, without its dashes
+
+
+@dataclasses.dataclass(frozen=True)
+class StopReason(Record):
+    """Why a run ends before its last step; the same on all instances."""
+
+    # Kinds. The first two are what a user or a scheduler asks for, and leave a checkpoint to resume from.
+    SIGNAL: ClassVar[str] = "signal"
+    TIME_LIMIT: ClassVar[str] = "time limit"
+    EARLY_STOPPING: ClassVar[str] = "early stopping"
+    NOT_FINITE: ClassVar[str] = "not finite"
+    WEIGHTS_DIFFER: ClassVar[str] = "weights differ"
+    STALL: ClassVar[str] = "stall"
+
+    kind: str
+    transient: bool  # the same run, started again, may well succeed
+    message: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind in (self.NOT_FINITE, self.WEIGHTS_DIFFER, self.STALL)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the run was interrupted, and goes on where it stopped when it is started again."""
+        return self.kind in (self.SIGNAL, self.TIME_LIMIT)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult(Record):
+    """result.json: what came out of a run."""
+
+    SCHEMA: ClassVar[int] = 2
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {"times": "seconds", "scores": "validation"}
 
     run_dir: str
     model: str
@@ -50,44 +231,81 @@ class RunResult:
     replicas: int
     updates: int  # in all, those before a resumption too
     planned_updates: int
-    timed_samples: int  # trained in training_s
     times: RunTimes
+    samples_per_s: Optional[float]
     utilisation_pct: Optional[float]
     scores: Optional[Scores]
-    verdict: str
-    stopped: Optional[str] = None  # why, if before the end
+    verdict: Verdict
+    stopped: Optional[StopReason] = None
+    version: str = __version__
 
     @property
-    def samples_per_s(self) -> Optional[float]:
-        return self.timed_samples / self.times.training_s if self.timed_samples and self.times.training_s else None
+    def samples_per_s_per_replica(self) -> Optional[float]:
+        return self.samples_per_s and self.samples_per_s / self.replicas
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to resume."""
+        return self.stopped is None or not self.stopped.is_resumable
+
+    def _fields_to_json(self) -> Dict[str, Any]:
+        return {**super()._fields_to_json(), "samples_per_s_per_replica": self.samples_per_s_per_replica}
+
+    @classmethod
+    def _upgrade(cls, value: Dict[str, Any], schema: int) -> Dict[str, Any]:
+        """Schema 1 has sentences where schema 2 has a verdict and a stop reason."""
+        if schema == 1:
+            value["verdict"] = {"kind": "unknown", "sentence": value.get("verdict")}
+            if isinstance(value.get("stopped"), str):
+                value["stopped"] = {"kind": StopReason.SIGNAL, "transient": True, "message": value["stopped"]}
+        return value
 
 
-def result_value(result: RunResult) -> Dict[str, Any]:
-    """Returns the result for a program: typed, with the units in the keys."""
-    times, scores, rate = result.times, result.scores, result.samples_per_s
-    return {
-        "schema": 1,
-        "version": __version__,
-        "run_dir": result.run_dir,
-        "model": result.model,
-        "dataset": result.dataset,
-        "replicas": result.replicas,
-        "updates": result.updates,
-        "planned_updates": result.planned_updates,
-        "seconds": {
-            "total": times.total_s,
-            "compile": times.compile_s,
-            "executing": times.executing_s,
-            "input_wait": times.input_wait_s,
-            "between_executions": times.between_s,
-            "logging_and_checkpoints": times.bookkeeping_s,
-            "evaluation": times.evaluation_s,
-            "other": times.other_s,
-        },
-        "samples_per_s": rate,
-        "samples_per_s_per_replica": rate and rate / result.replicas,
-        "utilisation_pct": result.utilisation_pct,
-        "validation": scores and dataclasses.asdict(scores),
-        "verdict": result.verdict,
-        "stopped": result.stopped,
-    }
+def finite(number: float) -> Optional[float]:
+    """Returns a number for a record: None where it is not finite."""
+    return float(number) if math.isfinite(number) else None
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(kind: Any) -> Dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value._fields_to_json()
+    if isinstance(value, (list, tuple)):
+        return [_to_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(each) for key, each in value.items()}
+    return plain(value)
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911
+    """Returns a JSON value as the type that a field's annotation names."""
+    if kind is Any:
+        return value
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union:  # Optional is the only one that records use
+        return None if value is None else _convert(arguments[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        if arguments[-1] is Ellipsis:
+            return tuple(_convert(arguments[0], each, where) for each in value)
+        if len(arguments) == len(value):
+            return tuple(_convert(each_kind, each, where) for each_kind, each in zip(arguments, value))
+    elif origin is dict and isinstance(value, dict):
+        return {str(key): _convert(arguments[1], each, where) for key, each in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, Record) and isinstance(value, dict):
+        return kind._fields_from_json(value)
+    elif kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
+        return float(value)
+    elif kind in (int, str, bool) and type(value) is kind:
+        return value
+    raise RecordError(f"{where} is {str(value)[:40]!r}, which does not fit")
+
+
+def _as_float(value: Union[int, float]) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

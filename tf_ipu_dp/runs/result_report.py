@@ -1,12 +1,13 @@
-"""The result of a run as a table."""
+"""The result of a run as a table. Pure: returns text."""
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from typing import Optional
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.runs.records import RunResult
+from tf_ipu_dp.runs.records import RunResult, Scores, ValidationRecord
 
 
 def render_result(result: RunResult, width: int) -> str:
@@ -21,12 +22,12 @@ def render_result(result: RunResult, width: int) -> str:
         ("Training", _seconds(times.executing_s if training is None else training), "s"),
         ("Input wait", _seconds(times.input_wait_s), "s"),
         ("Evaluation", _seconds(times.evaluation_s), "s"),
-        ("Other", _seconds(times.other_s), "s"),
+        ("Overhead", _seconds(times.overhead_s), "s"),
         ("Total", _seconds(times.total_s), "s"),
         ("Throughput", _number(rate, 0), "samples/s"),
         (
             "Per replica",
-            _number(rate and rate / result.replicas, 1),
+            _number(result.samples_per_s_per_replica, 1),
             f"samples/s, {cli.count(result.replicas, 'replica')}",
         ),
         ("IPU utilisation", _number(result.utilisation_pct, 1), "%"),
@@ -38,11 +39,29 @@ def render_result(result: RunResult, width: int) -> str:
             ("Top 5", _number(100 * scores.top5, 2), "%"),
         ]
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
-    ending = f"Stopped: {result.stopped}" if result.stopped else result.verdict
+    sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
+    sentences += [result.verdict.sentence] if result.is_finished else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
     # Paths are to be copied, so that words stay whole.
-    last = textwrap.fill(ending, max(width, cli.LEAST_WIDTH), break_long_words=False, break_on_hyphens=False)
-    return f"\n{title}\n\n{table}\n{last}\n"
+    fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    last = "".join(fill(sentence, max(width, cli.LEAST_WIDTH)) + "\n" for sentence in sentences)
+    return f"\n{title}\n\n{table}\n{last}"
+
+
+def render_scores(scores: Scores) -> str:
+    """Returns a validation's results in a line."""
+    return _scores_line(scores.loss, scores.top1, scores.top5, scores.samples)
+
+
+def render_validation(record: ValidationRecord) -> str:
+    """Returns a validation's record in a line."""
+    return _scores_line(record.loss, record.accuracy, record.top5, record.samples)
+
+
+def _scores_line(loss: Optional[float], top1: Optional[float], top5: Optional[float], samples: Optional[int]) -> str:
+    first, fifth = (_number(None if share is None else 100 * share, 2) for share in (top1, top5))
+    count = f"  ({samples:,} samples)" if samples is not None else ""
+    return f"loss {_number(loss, 4)}  accuracy {first} %  top 5 {fifth} %{count}"
 
 
 def _number(value: Optional[float], digits: int) -> str:

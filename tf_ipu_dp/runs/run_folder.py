@@ -1,7 +1,7 @@
-"""The folder of one run: where its files are, who may write them, and writing them so that no crash leaves half of one.
+"""The folder of one run: where its files are, who may write them, and atomic writes that survive any crash.
 
-No TensorFlow. `RunFolder(path)` only knows the names, which is all that a reader needs, or an instance that reports its
-error; `open_folder` makes the folder and holds it for the one process that writes the rest.
+No TensorFlow. `RunFolder(path)` only knows the names of the files, which is all that a reader needs, or an instance
+that reports its error; `open_folder` makes the folder and locks it for the one process that writes the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import math
 import os
 import re
 import shlex
@@ -20,10 +19,13 @@ import socket
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO, Tuple, Union
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema
+from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
+from tf_ipu_dp.runs.plan_record import PlanRecord
+from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
 
 _RUNS = "runs"
 _LOCK = ".lock"
@@ -37,12 +39,12 @@ class InstanceError:
     host: str
     process: int
     time: datetime
-    final: bool  # starting again would end the same
+    transient: bool  # the same run, started again, may well succeed
     text: str
 
 
 class RunFolder:
-    """The files of one run. What cannot be written is a `cli.UsageError` that names the folder and the reason."""
+    """The files of one run. A file that cannot be written is a `cli.UsageError` with the folder and the reason."""
 
     def __init__(self, path: Path, lock: Optional[TextIO] = None) -> None:
         self.path = path
@@ -58,7 +60,7 @@ class RunFolder:
         self.errors = path / "errors"
 
     def close(self) -> None:
-        """Lets other processes use the folder; so does the end of this process, whatever ends it."""
+        """Unlocks the folder; the end of this process does so too, whatever ends it."""
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -69,29 +71,29 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read_holder(self) -> str:
-        """Returns who has the folder, as he has written it there: the same on all hosts that share it."""
+    def read_owner(self) -> str:
+        """Returns which process has locked the folder, in its own words: the same text on all hosts that share it."""
         try:
             return (self.path / _LOCK).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
-    def write_start(self, cfg: schema.TrainConfig, flag_lines: Sequence[str], plan_json: str) -> None:
-        """Writes what the run was asked for and how it is laid out; a result of an earlier start is taken away."""
+    def write_start(self, cfg: schema.TrainConfig, plan: PlanRecord) -> None:
+        """Writes flags, config and plan, and removes the result of an earlier start."""
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
         command = f"python -m tf_ipu_dp.train --flagfile={shlex.quote(str(self.run_flags))}"
-        lines = [f"# Runs this again: {command}".replace("\n", " "), *flag_lines]
-        with _told(self.path):
+        lines = [f"# Runs this again: {command}".replace("\n", " "), *cfg.flag_lines()]
+        with _usage_error_on_failure(self.path):
             with contextlib.suppress(FileNotFoundError):
                 self.result_json.unlink()
-            write_durably(self.config_json, _render_json(values))
+            write_durably(self.config_json, render_json(values))
             write_durably(self.run_flags, "\n".join(lines) + "\n")
-            write_durably(self.plan_json, plan_json.rstrip("\n") + "\n")
+            write_durably(self.plan_json, render_json(plan.to_json()))
 
-    def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds a line of JSON, with null for what is not a finite number; readers see it at once."""
-        line = (json.dumps(plain(record)) + "\n").encode()
-        with _told(self.path):
+    def append_metrics(self, record: MetricsRecord) -> None:
+        """Adds a line to metrics.jsonl; readers see it at once, as a whole."""
+        line = (json.dumps(record.to_json()) + "\n").encode()
+        with _usage_error_on_failure(self.path):
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 before = os.fstat(handle).st_size
@@ -102,36 +104,67 @@ class RunFolder:
                 os.close(handle)
 
     def truncate_metrics(self, after_step: int) -> None:
-        """Drops the records of later steps, which a run that goes on from a checkpoint writes again."""
-        with _told(self.path):
-            kept = [record for record in self.read_metrics() if (record.get("step") or 0) <= after_step]
-            text = "".join(json.dumps(record) + "\n" for record in kept)
-            if self.metrics.exists() and self.metrics.read_bytes() != text.encode():
-                write_durably(self.metrics, text)
+        """Drops the records of later steps, which a run that resumes from a checkpoint writes again."""
+        with _usage_error_on_failure(self.path):
+            kept = [line for line in self._metrics_lines() if (_step_of(line) or 0) <= after_step]
+            content = b"".join(line + b"\n" for line in kept)
+            if self.metrics.exists() and self.metrics.read_bytes() != content:
+                write_durably(self.metrics, content)
 
-    def read_metrics(self) -> List[Dict[str, Any]]:
-        """Returns the records; what a crash has left of a line is passed over."""
+    def read_metrics(self) -> List[MetricsRecord]:
+        """Returns the records; lines that are damaged or of another kind are skipped."""
+        return parse_metrics(self._metrics_lines())
+
+    def read_last_metrics(self, max_bytes: int) -> List[MetricsRecord]:
+        """Returns the last records only: the file of a long run is large, and a monitor reads it every second."""
+        try:
+            with self.metrics.open("rb") as file:
+                file.seek(max(self.metrics.stat().st_size - max_bytes, 0))
+                return parse_metrics(file.read(max_bytes).split(b"\n"))
+        except OSError:
+            return []
+
+    def _metrics_lines(self) -> List[bytes]:
+        """Returns the whole lines; what a crash has left of one is dropped."""
         try:
             lines = self.metrics.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        return [record for record in map(_parse_object, lines) if record is not None]
+        return [line for line in lines if parse_object(line) is not None]
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        """Writes what came out; `stopped` in it says why the run ended early, if it did."""
-        with _told(self.path):
-            write_durably(self.result_json, _render_json(result))
+    def write_result(self, result: RunResult) -> None:
+        """Writes result.json."""
+        with _usage_error_on_failure(self.path):
+            write_durably(self.result_json, render_json(result.to_json()))
+
+    def read_result(self) -> Optional[RunResult]:
+        """Returns the result of the last start; None while the run goes on, or if it was killed."""
+        try:
+            return RunResult.from_json(read_object(self.result_json))
+        except RecordError:
+            return None
 
     def is_finished(self) -> bool:
-        """Whether the run, as it was last started, has come to its end."""
-        result = _parse_object(self.result_json.read_bytes()) if self.result_json.is_file() else None
-        return result is not None and result.get("stopped") is None
+        """Whether the run, as it was last started, has nothing left to resume."""
+        result = self.read_result()
+        return result is not None and result.is_finished
 
-    def write_error(self, instance: int, text: str, *, final: bool = False, host: Optional[str] = None) -> Path:
-        """Keeps what ended an instance, and when and where; any instance may call it. Returns the file.
+    def read_plan(self) -> Optional[PlanRecord]:
+        """Returns the plan of the last start; None where there is none that can be read."""
+        try:
+            return PlanRecord.from_json(read_object(self.plan_json))
+        except RecordError:
+            return None
 
-        `final` says that the same would happen again if the run were started again. Of the errors of one process the
-        first stays: it is nearest to the cause. One that cannot tell itself is told of by another, with its `host`.
+    def has_checkpoints(self) -> bool:
+        """Whether there is anything to resume from, good or not."""
+        return any(self.checkpoints.glob("step-*"))
+
+    def write_error(self, instance: int, text: str, *, transient: bool = True, host: Optional[str] = None) -> Path:
+        """Keeps what ended an instance, when and where; any instance may call it. Returns the file.
+
+        `transient` is false where the same would happen again if the run were started again. Of several errors of one
+        process the first stays: it is nearest to the cause. `host` is given by an instance that reports another one.
         """
         path = self.errors / f"instance-{instance:03d}.txt"
         before = _read_error(path)
@@ -143,43 +176,34 @@ class RunFolder:
             "host": host or socket.gethostname(),
             "process": os.getpid(),
             "time": now,
-            "final": "yes" if final else "no",
+            "transient": "yes" if transient else "no",
         }
         lines = [*(f"{name}: {value}" for name, value in head.items()), "", text.rstrip("\n")]
-        with _told(self.path):
+        with _usage_error_on_failure(self.path):
             self.errors.mkdir(parents=True, exist_ok=True)
             write_durably(path, "\n".join(lines) + "\n")
         return path
 
     def read_errors(self) -> List[InstanceError]:
-        """Returns what ended the instances, the earliest first; what is no such file is passed over."""
+        """Returns what ended the instances, the earliest first; files that are something else are skipped."""
         found = (_read_error(path) for path in sorted(self.errors.glob("instance-*.txt")))
         return sorted((error for error in found if error), key=lambda error: error.time)
 
     def set_errors_aside(self) -> None:
         """Renames the errors of an earlier start, so that those of the next one are its own."""
         if self.errors.is_dir() and any(self.errors.iterdir()):
-            with _told(self.path):
+            with _usage_error_on_failure(self.path):
                 number = 1
                 while (aside := self.path / f"errors-{number}").exists():
                     number += 1
                 self.errors.rename(aside)
 
-    def read_plan(self) -> Optional[Dict[str, Any]]:
-        """Returns the plan, as JSON has it, that the checkpoints were made with; None where there are none."""
-        if not any(self.checkpoints.glob("step-*")):
-            return None
-        try:
-            return _parse_object(self.plan_json.read_bytes())
-        except FileNotFoundError:
-            return None
-
 
 def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_bytes: int) -> RunFolder:
-    """Makes (or takes up) a run's folder and holds it, or refuses where the run could not write into it to its end.
+    """Makes or reuses a run's folder and locks it; refuses one that the run could not write to until its end.
 
-    Without `run_dir` it is a new one below runs/, of the name and the time. A folder is held by one process at a time;
-    on a file system that has no locks nobody is kept out.
+    Without `run_dir` it is a new one below runs/, with the name and the time. One process at a time holds the lock;
+    on a file system without locks there is no protection.
     """
     wanted = _given_path(run_dir) if run_dir is not None else Path(_RUNS) / _folder_name(name, now)
     label = f"--run_dir={run_dir}" if run_dir is not None else f"The run's folder {wanted}"
@@ -188,15 +212,15 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
         _require_space(label, wanted, needed_bytes)
         path = _make_new(wanted) if run_dir is None else wanted
         path.mkdir(parents=True, exist_ok=True)
-        handle = _hold(label, path)
+        handle = _lock_folder(label, path)
     except OSError as error:
         raise cli.UsageError(f"{label} cannot be used ({_reason(error)}). {remedy}") from error
     folder = RunFolder(path, handle)
-    closed = [entry for entry in vars(folder).values() if isinstance(entry, Path) and _is_closed_to_us(entry)]
-    if closed:
+    read_only = [entry for entry in vars(folder).values() if isinstance(entry, Path) and _is_read_only(entry)]
+    if read_only:
         folder.close()
-        raise cli.UsageError(f"{label} cannot be used ({closed[0].name} in it is not writable). {remedy}")
-    # What a process that was killed has left: unfinished files, and the beginning of a line.
+        raise cli.UsageError(f"{label} cannot be used ({read_only[0].name} in it is not writable). {remedy}")
+    # Left-overs of a killed process: temporary files, and the beginning of a line.
     for unfinished in path.glob(".*.tmp") if handle else ():
         unfinished.unlink()
     for trial in path.glob(".trial-*") if handle else ():
@@ -206,7 +230,7 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
 
 
 def make_folder(name: str, now: datetime) -> Path:
-    """Makes a new folder below runs/, of the name and the time, for a run that another process will take up."""
+    """Makes a new folder below runs/, with the name and the time, for a run that another process will open."""
     wanted = Path(_RUNS) / _folder_name(name, now)
     try:
         return _make_new(wanted)
@@ -228,7 +252,7 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
 
 
 def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
-    """Returns those of a run's flags that its evaluation needs; how the training was divided is none of them."""
+    """Returns those of a run's flags that its evaluation needs; how training was divided is not among them."""
     names = (
         "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
         "checkpoint_every", "instances", "hosts",
@@ -237,7 +261,7 @@ def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
 
 
 def write_durably(path: Path, content: Union[str, bytes]) -> None:
-    """Puts a file in place of what was there: after a crash it is the old one or the new one, never a part."""
+    """Replaces a file atomically: after a crash it is the old one or the new one, never a part."""
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -269,9 +293,9 @@ def sync(path: Path) -> None:
 
 
 def lock_file(path: Path, *, wait: bool) -> Optional[TextIO]:
-    """Returns a lock, held until it is closed or the process dies; None on a file system that has no locks.
+    """Returns a lock, held until it is closed or the process dies; None on a file system without locks.
 
-    Raises BlockingIOError when another has it and `wait` is false.
+    Raises BlockingIOError when another process holds it and `wait` is false.
     """
     handle = path.open("a+", encoding="utf-8")
     try:
@@ -320,7 +344,7 @@ def _require_space(label: str, path: Path, needed_bytes: int) -> None:
         )
 
 
-def _hold(label: str, path: Path) -> Optional[TextIO]:
+def _lock_folder(label: str, path: Path) -> Optional[TextIO]:
     try:
         handle = lock_file(path / _LOCK, wait=False)
     except BlockingIOError:
@@ -335,7 +359,7 @@ def _hold(label: str, path: Path) -> Optional[TextIO]:
     return handle
 
 
-def _is_closed_to_us(path: Path) -> bool:
+def _is_read_only(path: Path) -> bool:
     return path.exists() and not os.access(path, os.W_OK)
 
 
@@ -348,7 +372,8 @@ def _read_error(path: Path) -> Optional[InstanceError]:
             host=fields["host"],
             process=int(fields["process"]),
             time=datetime.fromisoformat(fields["time"]),
-            final=fields["final"] == "yes",
+            # Until 0.1 the header said the opposite.
+            transient=fields["transient"] == "yes" if "transient" in fields else fields["final"] == "no",
             text=text.rstrip("\n"),
         )
     except (OSError, ValueError, KeyError):
@@ -356,7 +381,7 @@ def _read_error(path: Path) -> Optional[InstanceError]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _usage_error_on_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -371,26 +396,22 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def _render_json(value: Mapping[str, Any]) -> str:
+def render_json(value: Mapping[str, Any]) -> str:
+    """Returns an object as the run's files hold it."""
     return json.dumps(plain(value), indent=2) + "\n"
 
 
-def plain(value: Any) -> Any:
-    """Returns what JSON can carry: null for NaN and infinities, numbers for scalars of numpy, text for the rest."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+def parse_metrics(lines: Iterable[bytes]) -> List[MetricsRecord]:
+    """Returns the records in some lines of metrics.jsonl; what is no record is skipped."""
+    found = []
+    for line in lines:
+        value = parse_object(line)
+        if value is not None:
+            with contextlib.suppress(RecordError):
+                found.append(metrics_record(value))
+    return found
 
 
-def _parse_object(text: bytes) -> Optional[Dict[str, Any]]:
-    try:
-        value = json.loads(text.decode())
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+def _step_of(line: bytes) -> Optional[int]:
+    step = (parse_object(line) or {}).get("step")
+    return step if type(step) is int else None

@@ -1,6 +1,6 @@
-"""What has to agree before a run begins and goes on: the instances, the folder they share, the checkpoint, the weights.
+"""Consistency checks: instances, the folder they share, the checkpoint to resume from, and the weights.
 
-What does not is refused in a sentence that says who or what differs.
+What differs is refused in a sentence that says who or what it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from datetime import datetime
 from importlib import metadata as importlib_metadata
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,9 +23,10 @@ from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.schema import LossScaling, TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.runs.manifest import Manifest, Variable
+from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.sdk import Sdk
 
 # Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
@@ -37,12 +38,10 @@ _TIED = (
 _TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
 # May differ between hosts, or say nothing of what is trained.
 _OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache", "hosts")
-# A network's file system may show others what was written some seconds later.
-_SHARED_WITHIN_S = 15.0
+# A network file system may show a new file to other hosts some seconds late.
+_VISIBLE_WITHIN_S = 15.0
 # Beside checkpoints and export: metrics, TensorBoard, small files.
-_ROOM_BYTES = 32 * 2**20
-
-Variables = Sequence[Tuple[str, Tuple[int, ...], str]]  # names, shapes and types of the weights
+_OTHER_FILES_BYTES = 32 * 2**20
 
 
 def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.Source, world: World) -> None:
@@ -52,12 +51,12 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
     flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in _OF_AN_INSTANCE}
     # The flags decide the plan, but for what a launcher or the environment has told one instance only.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
-    shapes = {"the plan's model": f"{zlib.crc32(report.render_json(run).encode()):08x}"}
+    shapes = {"the plan's model": f"{zlib.crc32(json.dumps(PlanRecord.of(run).to_json()).encode()):08x}"}
     world.compare({**_versions_of_all(sdk), "the data": sources.fingerprint(source), **flags, **topology, **shapes})
 
 
 def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
-    """Returns the run's folder: instance 0's to hold and to write, and only its name for the others."""
+    """Returns the run's folder: locked for the leader, which writes it; for the others only its name."""
     folder, problem = None, ""
     if world.is_leader:
         name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
@@ -67,41 +66,41 @@ def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunF
             )
         except cli.UsageError as error:
             problem = str(error)
-    mark = folder.read_holder() if folder else ""
+    owner = folder.read_owner() if folder else ""
     answer = world.broadcast_from_leader(
-        {"path": str(folder.path.resolve()) if folder else "", "problem": problem, "mark": mark}
+        {"path": str(folder.path.resolve()) if folder else "", "problem": problem, "owner": owner}
     )
     if answer["problem"]:
         raise cli.UsageError(answer["problem"])
     seen = folder or run_folder.RunFolder(Path(answer["path"]))
-    deadline = time.monotonic() + _SHARED_WITHIN_S
-    while seen.read_holder() != answer["mark"] and time.monotonic() < deadline:
+    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    while seen.read_owner() != answer["owner"] and time.monotonic() < deadline:
         time.sleep(0.05)
-    without = world.hosts_where(seen.read_holder() != answer["mark"])
+    without = world.hosts_where(seen.read_owner() != answer["owner"])
     if without:
         raise cli.UsageError(
-            f"The run's folder {answer['path']} is not the same on {cli.alternatives(without)}: all hosts have to "
-            "share it. Choose a shared one with --run_dir."
+            f"The run's folder {answer['path']} is not the same on {cli.alternatives(without)}: all hosts must share "
+            "it. Choose a shared folder with --run_dir."
         )
     return seen
 
 
 def find_checkpoint(
-    store: checkpoints.Store, cfg: TrainConfig, run: RunPlan, variables: Variables, world: World
+    store: checkpoints.Store, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], world: World
 ) -> Optional[checkpoints.Checkpoint]:
-    """Returns the checkpoint that all instances go on from, if there is one; refuses one that does not fit the run."""
+    """Returns the checkpoint that all instances resume from, if there is one; refuses one that does not fit the run."""
     found = store.newest()
     steps = [int(step) for (step,) in world.gather_numbers([found.manifest.step if found else 0])]
     if len(set(steps)) > 1:
         raise cli.UsageError(
             f"The instances see different checkpoints in {store.folder}: the newest good one is of step "
-            f"{cli.alternatives(steps)}. All hosts have to share the folder, and to be able to read it."
+            f"{cli.alternatives(steps)}. All hosts must share the folder and be able to read it."
         )
     if found is None:
         if store.steps():
             raise cli.UsageError(
-                f"None of the checkpoints in {store.folder} can be read, and the run would begin again beside "
-                "them. Use another --run_dir."
+                f"None of the checkpoints in {store.folder} can be read, and the run would start over beside them. "
+                "Use another --run_dir."
             )
         return None
     if not cfg.resume:
@@ -112,30 +111,32 @@ def find_checkpoint(
     iterations = run.epochs.device_iterations
     if found.manifest.step % run.epochs.updates_per_epoch % iterations:
         raise cli.UsageError(
-            f"--device_iterations={iterations} does not fit {found.path}: it was made {found.manifest.step:,} "
-            f"updates into the run, in the middle of an execution of so many. Use --device_iterations=1, or a "
-            "divisor of that number."
+            f"--device_iterations={iterations} does not fit {found.path}: step {found.manifest.step:,} is in the "
+            f"middle of an execution of {iterations} updates. Use --device_iterations=1, or a divisor of "
+            f"{found.manifest.step % run.epochs.updates_per_epoch}."
         )
     _require_fit(found, cfg, run, variables, _TIED)
     return found
 
 
-def require_same_model(found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Variables) -> None:
+def require_same_model(
+    found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable]
+) -> None:
     """Refuses to measure a checkpoint of another model or data set; how it was trained does not matter."""
     _require_fit(found, cfg, run, variables, _TIED_FOR_EVALUATION)
 
 
 def manifest_at(
-    step: int, cfg: TrainConfig, run: RunPlan, sdk: Sdk, variables: Variables, now: datetime
-) -> checkpoints.Manifest:
-    """Returns what a checkpoint of a step is compared by when a run wants to go on from it."""
+    step: int, cfg: TrainConfig, run: RunPlan, sdk: Sdk, variables: Sequence[Variable], now: datetime
+) -> Manifest:
+    """Returns the manifest of a checkpoint, by which a run that resumes from it is checked."""
     epoch, update = divmod(step, run.epochs.updates_per_epoch)
-    return checkpoints.Manifest(
+    return Manifest(
         step=step,
         epoch=epoch,
         samples_into_epoch=update * run.batch.global_batch_size,
         flags=_resolved_flags(cfg, run),
-        plan=json.loads(report.render_json(run)),
+        plan=PlanRecord.of(run),
         variables=tuple(variables),
         # Order and augmentation are functions of these; nothing else is drawn once the weights are there.
         random_state={"seed": cfg.seed, "epoch": epoch, "update": update},
@@ -155,7 +156,7 @@ def compare_weights(weights: Sequence[Any], world: World) -> Optional[str]:
 
 
 def _require_fit(
-    found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Variables, tied: Sequence[str]
+    found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], tied: Sequence[str]
 ) -> None:
     differences = checkpoints.differences(found.manifest, _resolved_flags(cfg, run), variables, tied)
     if differences:
@@ -207,4 +208,4 @@ def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
     copies = {"sgd": 2, "lars": 2, "adam": 3}[cfg.optimizer]
     made = -(-run.epochs.updates // run.checkpoint_every)
     kept = min(cfg.keep_checkpoints, made) + 1
-    return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _ROOM_BYTES
+    return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _OTHER_FILES_BYTES

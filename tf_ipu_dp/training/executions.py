@@ -1,4 +1,4 @@
-"""Keras's callbacks as the trainer needs them: one call after every execution, with its times and its logs."""
+"""Keras's callbacks as the training loop needs them: one call after every execution, with its times and its logs."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if not self._after(execution):
             self.model.stop_training = True
 
-    def forgive(self) -> None:
-        """Leaves the time since the execution out of what is told as idle before the next one."""
+    def restart_idle_time(self) -> None:
+        """Leaves the time since the execution out of the next one's idle time."""
         self._left = self._clock()

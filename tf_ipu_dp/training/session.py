@@ -1,4 +1,4 @@
-"""Puts a model on its device with the data that it learns from; measures and restores it.
+"""A training session: a model on its device with its data and optimizer; evaluates and restores it.
 
 Written against the SDK's API alone; what it is given may be the Poplar SDK or the emulator. The run around it, its
 steps and its files are the caller's.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import random
 from typing import Any, Callable, Tuple
@@ -55,6 +56,10 @@ class TrainingSession:
         """Returns the names, shapes and types of the weights."""
         return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
+    def learning_rate(self, update: int) -> float:
+        """Returns the learning rate of an update, counted from 0."""
+        return float(self.schedule(tf.constant(update)))
+
     def make_training(self, first_update: int, last_update: int) -> Any:
         """Returns this instance's part of the samples of some updates, as the model takes them."""
         return sources.make_training(
@@ -71,10 +76,10 @@ class TrainingSession:
             dtype=_input_dtype(self.plan),
         )
 
-    def measure(self, moved: Callable[[], None] = lambda: None) -> records.Scores:
+    def evaluate(self, progress: Callable[[], None] = lambda: None) -> records.Scores:
         """Returns the scores over every validation sample, each counted once, whatever the replicas and instances.
 
-        `moved` is called after every execution.
+        `progress` is called after every execution.
         """
         run, instance = self.plan, self.world.instance
         dataset = sources.make_validation(
@@ -86,17 +91,18 @@ class TrainingSession:
             dtype=_input_dtype(run),
         )
         after = tf.keras.callbacks.LambdaCallback()
-        after.on_predict_batch_end = lambda batch, logs=None: moved()
+        after.on_predict_batch_end = lambda batch, logs=None: progress()
         outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
         logits: Any = np.asarray(outputs, np.float64)
         labels = sources.labels_of_validation(self.source, run, instance)
         # An instance whose part of the validation is empty has no means.
         own = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
-        sums = self.world.sum_over_instances(
-            [own.samples, *(own.samples * each for each in (own.loss, own.top1, own.top5))]
+        loss = math.nan if own.loss is None else own.loss
+        count, *totals = self.world.sum_over_instances(
+            [own.samples, *(own.samples * each for each in (loss, own.top1, own.top5))]
         )
-        count, *totals = sums
-        return records.Scores(int(count), *(total / count for total in totals))
+        loss, top1, top5 = (total / count for total in totals)
+        return records.Scores(int(count), records.finite(loss), top1, top5)
 
     def restore(self, found: checkpoints.Checkpoint, *, whole: bool) -> None:
         """Reads a checkpoint that was found to fit: all of it, or the weights alone."""
@@ -108,9 +114,9 @@ class TrainingSession:
 
 
 def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
-    """Meets the other instances and attaches the IPUs.
+    """Connects to the other instances and attaches the IPUs.
 
-    It comes before all else that computes: seeds and TensorFlow's threads are set here, too.
+    It comes before anything else that computes: seeds and TensorFlow's threads are set here, too.
     """
     _seed_everything(cfg)
     ipu_config = sdk.ipu.config.IPUConfig()
@@ -124,7 +130,7 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     if distributed:
         try:
             sdk.popdist.init()
-        except RuntimeError as error:  # who cannot meet the others says why
+        except RuntimeError as error:  # the other instances cannot be reached; its text says why
             raise cli.UsageError(cli.first_line(str(error))) from error
         importlib.import_module("popdist.tensorflow").set_ipu_config(
             ipu_config, ipus_per_replica=run.topology.ipus_per_replica
@@ -221,7 +227,7 @@ def score(logits: Any, labels: Any) -> records.Scores:
     right = np.isfinite(own)
     count = len(labels)
     top1, top5 = (float((right & (rank < k)).sum() / count) for k in (1, 5))
-    return records.Scores(samples=count, loss=float(losses.mean()), top1=top1, top5=top5)
+    return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
 
 
 def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:

@@ -1,0 +1,53 @@
+"""JSON as a run's files carry it: objects read without trust, numbers that are not finite written as null."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
+
+# No JSON object of a run is longer, except metrics.jsonl, which is read line by line.
+_MAX_BYTES = 1 << 26
+
+
+def plain(value: Any) -> Any:
+    """Returns what JSON can carry: null for NaN and infinities, numbers for numpy scalars, text for the rest."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def parse_object(text: bytes) -> Optional[Dict[str, Any]]:
+    """Returns the JSON object in a text; None for anything else."""
+    try:
+        value = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> Optional[Dict[str, Any]]:
+    """Returns the JSON object in a file; None where there is none, or no such file."""
+    try:
+        with open(path, "rb", opener=_open_regular_file) as file:
+            return parse_object(file.read(max_bytes))
+    except OSError:
+        return None
+
+
+def _open_regular_file(path: str, flags: int) -> int:
+    """Opens a regular file and nothing else: opening a pipe that nobody writes to would block."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return descriptor

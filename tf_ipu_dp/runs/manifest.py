@@ -1,0 +1,35 @@
+"""manifest.json of a checkpoint: where the run stood, and all that is needed to resume from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, Tuple
+
+from tf_ipu_dp.runs.plan_record import PlanRecord
+from tf_ipu_dp.runs.records import Record
+
+Variable = Tuple[str, Tuple[int, ...], str]  # name, shape and type of a weight
+
+
+@dataclasses.dataclass(frozen=True)
+class StateFile(Record):
+    """Size and hash of a file, by which it is recognised as the one that was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(Record):
+    """A checkpoint's manifest."""
+
+    step: int
+    epoch: int
+    samples_into_epoch: int
+    flags: Dict[str, str]  # as typed after `=`, by the flags' names; a flag that was not given is left out
+    plan: PlanRecord
+    variables: Tuple[Variable, ...]
+    random_state: Dict[str, int]
+    versions: Dict[str, str]
+    time: str
+    files: Dict[str, StateFile] = dataclasses.field(default_factory=dict)  # filled in by the store

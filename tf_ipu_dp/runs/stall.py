@@ -1,0 +1,77 @@
+"""Finds the instance that keeps a job from making progress. Pure: heartbeats and times in, a sentence out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, Optional, Tuple
+
+from tf_ipu_dp.runs.heartbeat import INPUT, OTHERS, PERIOD_S, Status
+
+# While nothing moves, an instance without a heartbeat for this long is the cause.
+_SILENCE_DURING_STALL_S = 5 * PERIOD_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+    """Who keeps the others from making progress, and the sentence that says so."""
+
+    culprit: Status
+    sentence: str
+
+
+class StallDetector:
+    """The last heartbeat of each instance and when it was received, on this instance's own clock."""
+
+    def __init__(self) -> None:
+        self._received: Dict[int, Tuple[Status, float]] = {}
+
+    def observe(self, status: Status, now: float) -> None:
+        """Takes in a heartbeat. One with the same time as before is not a new one; clocks of hosts may differ."""
+        before = self._received.get(status.instance)
+        if before is None or before[0].time != status.time:
+            self._received[status.instance] = (status, now)
+
+    def remove(self, instance: int) -> None:
+        """Forgets an instance that has ended."""
+        self._received.pop(instance, None)
+
+    def knows(self, instance: int) -> bool:
+        """Whether an instance has a heartbeat and has not ended."""
+        return instance in self._received
+
+    def discount_pause(self, seconds: float) -> None:
+        """Takes some seconds out of all silences, in which this process itself was stopped."""
+        self._received = {number: (status, at + seconds) for number, (status, at) in self._received.items()}
+
+    def find_stall(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[Stall]:
+        """Returns who has stalled the job; None while there was progress within the limit.
+
+        `watched` is false in phases of unknown length, in which only a missing heartbeat counts. Where the culprit is
+        not known, it is this instance.
+        """
+        everyone = list(self._received.values())
+        stalled = watched and own.still_s > limit_s
+        silence_s = min(limit_s, _SILENCE_DURING_STALL_S) if stalled else limit_s
+        silent = [(status, now - at) for status, at in everyone if now - at > silence_s]
+        if silent:
+            status, seconds = max(silent, key=lambda each: each[1])
+            return Stall(
+                status,
+                f"No heartbeat for {seconds:.0f} s from {status.name()}: it is stopped, or its host or the network to "
+                f"it is down. It was {status.place()}.",
+            )
+        if not stalled:
+            return None
+        known = [status for status, _ in everyone]
+        suspects = [status for status in known if status.waits_for == INPUT]
+        suspects = suspects or [status for status in known if status.waits_for != OTHERS and len(known) > 1]
+        if not suspects:
+            who = "this instance is" if len(known) <= 1 else f"all {len(known)} instances are"
+            return Stall(
+                own,
+                f"No progress for {own.still_s:.0f} s: {who} {own.place()}. The device, its input or the network "
+                "between the hosts does not respond.",
+            )
+        status = max(suspects, key=lambda each: each.still_s)
+        seconds = max(status.still_s, own.still_s)
+        return Stall(status, f"{status.name()} has made no progress for {seconds:.0f} s: it is {status.place()}.")

@@ -1,0 +1,41 @@
+"""`--evaluate`: the newest good checkpoint of a run, measured on every validation sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TextIO
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs import checkpoints, result_report
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import checks
+from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.run import attach_session, leader_reports_first
+
+
+def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
+    """Prints the scores of the newest good checkpoint. Returns the exit code."""
+    with leader_reports_first(instance):
+        console = Console(stderr, quiet=instance > 0)
+        if cfg.run_dir is None:
+            raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
+        store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, console.warning)
+        found = store.newest()
+        if found is None:
+            raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
+        session = attach_session(cfg, plan, sdk, instance)
+        checks.require_same_model(found, cfg, plan, session.variables())
+        session.restore(found, whole=False)
+        with console.waiting(f"evaluating step {found.manifest.step:,}"):
+            scores = session.evaluate()
+        if not session.world.is_leader:
+            return 0
+        if cfg.json:
+            value = {**scores.to_json(), "checkpoint": str(found.path), "step": found.manifest.step}
+            stdout.write(f"{json.dumps(value)}\n")
+        else:
+            stdout.write(f"{found.path}: {result_report.render_scores(scores)}\n")
+        return 0

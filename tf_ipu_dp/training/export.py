@@ -1,0 +1,37 @@
+"""Writes the trained model for serving: a SavedModel that takes 8-bit images and returns class probabilities."""
+
+from __future__ import annotations
+
+import shutil
+
+from absl import logging
+
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs.run_folder import RunFolder
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import models
+from tf_ipu_dp.training.session import TrainingSession
+
+
+def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
+    """Replaces the run's export as a whole; called by all instances, since reading weights may need them all."""
+    exported = models.make_export_model(
+        session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
+    )
+    if not session.world.is_leader:
+        return
+    fresh, old = folder.path / ".export", folder.path / ".export-old"
+    for path in (fresh, old):
+        shutil.rmtree(path, ignore_errors=True)
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # Keras warns that a model for serving has no metrics
+    try:
+        exported.save(str(fresh), save_format="tf", include_optimizer=False)
+    finally:
+        logging.set_verbosity(before)
+    if folder.export.exists():
+        folder.export.rename(old)
+    fresh.rename(folder.export)
+    shutil.rmtree(old, ignore_errors=True)
+    if sdk.serves_ipus:
+        session.evaluator.export_for_ipu_serving(str(folder.export / "ipu"), batch_size=plan.batch.micro_batch_size)

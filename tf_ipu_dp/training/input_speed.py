@@ -1,0 +1,76 @@
+"""`--input_only`: how fast the input is loaded and prepared, how fast the model computes, and which is the slower."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import List, TextIO
+
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.monitoring import bottleneck
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs.json_files import plain
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.executions import AfterExecution, Execution
+from tf_ipu_dp.training.run import attach_session, leader_reports_first
+from tf_ipu_dp.training.session import TrainingSession
+
+_MEASURED_S = 3.0
+_MAX_EXECUTIONS = 50
+_LEAST_ELEMENTS = 200
+
+
+def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
+    """Prints the speed of the input and of the model, per instance. Returns the exit code."""
+    with leader_reports_first(instance):
+        console = Console(stderr, quiet=instance > 0)
+        session = attach_session(cfg, plan, sdk, instance)
+        per_update = plan.batch.accumulation * plan.topology.local_replicas
+        dataset = session.make_training(0, plan.epochs.updates)
+        elements = min(plan.epochs.updates * per_update, max(_LEAST_ELEMENTS, 2 * per_update))
+        with console.waiting("loading"):
+            speed = sources.measure(
+                dataset, sdk.ipu, elements=elements, samples_per_element=plan.batch.micro_batch_size
+            )
+        with console.waiting("computing"):
+            needed = _measure_model(session, plan, dataset.take(1).cache().repeat())
+        if not session.world.is_leader:
+            return 0
+        if cfg.json:
+            value = {
+                "schema": 1,
+                "input_samples_per_s": speed.samples_per_s,
+                "input_bytes_per_s": speed.bytes_per_s,
+                "model_samples_per_s": needed,
+                "feeds": speed.samples_per_s >= needed,
+            }
+            stdout.write(f"{json.dumps(plain(value))}\n")
+            return 0
+        ratio = speed.samples_per_s / needed
+        advice, _ = bottleneck.input_advice(prefetch=cfg.prefetch, eight_bit_io=cfg.eight_bit_io)
+        sentence = (
+            f"The input is {ratio:.1f} times as fast as the model."
+            if ratio >= 1
+            else f"The input is the bottleneck: it is {1 / ratio:.1f} times slower than the model. {advice}"
+        )
+        stdout.write(
+            f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
+            f"model  {needed:,.0f} samples/s\n{sentence}\n"
+        )
+        return 0
+
+
+def _measure_model(session: TrainingSession, plan: RunPlan, dataset: object) -> float:
+    """Returns this instance's samples/s when its input is always there; the first execution compiles."""
+    times: List[float] = []
+
+    def goes_on(done: Execution) -> bool:
+        times.append(done.seconds)
+        return max(seconds for (seconds,) in session.world.gather_numbers([sum(times[1:])])) < _MEASURED_S
+
+    steps = _MAX_EXECUTIONS * plan.keras.steps_per_execution * plan.topology.local_replicas
+    session.model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[AfterExecution(goes_on)], verbose=0)
+    samples = plan.batch.global_batch_size // plan.topology.instances * plan.epochs.device_iterations
+    return samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan

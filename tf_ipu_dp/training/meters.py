@@ -1,0 +1,172 @@
+"""What is measured between two training records: means of loss and accuracy, throughput, utilisation, collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Callable, List, Optional, Tuple
+
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.monitoring.devices import Sampler, Usage
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord, finite
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training.executions import Execution
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowTotals:
+    """The executions since the last record."""
+
+    loss: float
+    accuracy: float
+    samples: int  # of the whole job, in the timed executions
+    executions: int  # timed ones: all but the one that compiled
+    seconds: float
+    executing_s: float
+
+
+class Window:
+    """Means over the steps since the last record, from Keras's running means since `fit` was called."""
+
+    def __init__(self) -> None:
+        self._reported: Tuple[int, float, float] = (0, 0.0, 0.0)  # updates, sum of losses, sum of accuracies
+        self._now = self._reported
+        self._clear()
+
+    def add(self, updates: int, loss: float, accuracy: float, samples: int, execution: Execution) -> None:
+        """Takes in one execution; updates and means count from the start of `fit`. 0 samples: it is not timed."""
+        self._now = (updates, loss * updates, accuracy * updates)
+        if samples:
+            self._samples += samples
+            self._executions += 1
+            self._seconds += execution.seconds + execution.idle_s
+            self._executing_s += execution.seconds
+
+    def take(self) -> WindowTotals:
+        """Returns the totals since the last call, and starts again."""
+        steps = max(self._now[0] - self._reported[0], 1)
+        loss, accuracy = ((now - before) / steps for now, before in zip(self._now[1:], self._reported[1:]))
+        totals = WindowTotals(loss, accuracy, self._samples, self._executions, self._seconds, self._executing_s)
+        self._reported = self._now
+        self._clear()
+        return totals
+
+    def _clear(self) -> None:
+        self._samples = self._executions = 0
+        self._seconds = self._executing_s = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceUse:
+    """This instance's device since the last record."""
+
+    usage: Usage
+    input_wait_s: Optional[float]  # None: not reported
+    collective_s: Optional[float]
+
+
+class DeviceMeter:
+    """How busy this instance's IPUs were, and how long they waited; adds up over the run."""
+
+    def __init__(self, sdk: Sdk, sampler: Sampler) -> None:
+        self._sdk, self._sampler = sdk, sampler
+        self._collective_s = 0.0
+        self._busy_s = self._watched_s = 0.0
+        self.input_wait_s: Optional[float] = None
+
+    @property
+    def utilisation_pct(self) -> Optional[float]:
+        return 100 * self._busy_s / self._watched_s if self._watched_s else None
+
+    def restart(self) -> None:
+        """Leaves out what came before, which was not training."""
+        self._sampler.mark()
+        self._take_collective_s()
+
+    def take(self, window: WindowTotals) -> DeviceUse:
+        """Returns what was measured since the last call."""
+        usage = self._sampler.mark()
+        waited_s = None
+        if usage.utilisation_pct is not None and window.seconds:
+            busy_s = usage.seconds * usage.utilisation_pct / 100
+            waited_s = max(window.executing_s - busy_s, 0.0)
+            self.input_wait_s = (self.input_wait_s or 0.0) + waited_s
+            self._watched_s += usage.seconds
+            self._busy_s += busy_s
+        return DeviceUse(usage, waited_s, self._take_collective_s())
+
+    def _take_collective_s(self) -> Optional[float]:
+        now = self._sdk.collective_s()
+        if now is None:
+            return None
+        seconds, self._collective_s = now - self._collective_s, now
+        return seconds
+
+
+class RunMeter:
+    """Measures a run record by record. `learning_rate` gives the rate of an update."""
+
+    def __init__(self, plan: RunPlan, sdk: Sdk, world: World, learning_rate: Callable[[int], float]) -> None:
+        self._plan, self._world, self._learning_rate = plan, world, learning_rate
+        self._sampler = Sampler(sdk.gcipuinfo, pid=os.getpid())
+        self._window, self._epoch_began_at = Window(), 0
+        self.device = DeviceMeter(sdk, self._sampler)
+        self.records: List[TrainingRecord] = []
+        self.timed_samples = 0
+
+    def start(self) -> None:
+        """Starts to sample the device's utilisation."""
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """Ends sampling."""
+        self._sampler.stop()
+
+    def start_epoch(self, step: int) -> None:
+        """Begins a call of `fit` after a step."""
+        self._window, self._epoch_began_at = Window(), step
+        self.device.restart()
+
+    def add(self, step: int, loss: float, accuracy: float, execution: Execution, *, timed: bool) -> None:
+        """Takes in the execution that ended with a step; the one that compiled is not timed."""
+        samples = self._plan.epochs.device_iterations * self._plan.batch.global_batch_size if timed else 0
+        self.timed_samples += samples
+        self._window.add(step - self._epoch_began_at, loss, accuracy, samples, execution)
+
+    def take_record(self, step: int, elapsed_s: float) -> TrainingRecord:
+        """Returns what all instances measured since the last record; called by all of them."""
+        window = self._window.take()
+        use = self.device.take(window)
+        instances = _gather_instance_times(self._world, window, use)
+        slowest_s = max(each.seconds for each in instances)
+        record = TrainingRecord(
+            step=step,
+            epoch=step / self._plan.epochs.updates_per_epoch,
+            loss=finite(window.loss),
+            accuracy=finite(window.accuracy),
+            learning_rate=self._learning_rate(step - 1),
+            samples_per_s=window.samples / slowest_s if slowest_s else None,
+            input_wait_s=use.input_wait_s,
+            elapsed_s=elapsed_s,
+            ipu_utilisation_pct={str(ipu): percent for ipu, percent in use.usage.per_ipu_pct.items()},
+            instances=instances,
+            executions=window.executions,
+        )
+        self.records.append(record)
+        return record
+
+
+def _gather_instance_times(world: World, window: WindowTotals, use: DeviceUse) -> Tuple[InstanceTimes, ...]:
+    """Returns where the seconds since the last record went, for every instance."""
+    own = (window.seconds, window.executing_s, use.input_wait_s, use.collective_s)
+    everyone = world.gather_numbers([math.nan if number is None else number for number in own])
+    return tuple(
+        InstanceTimes(instance, seconds, executing_s, _known(input_wait_s), _known(collective_s))
+        for instance, (seconds, executing_s, input_wait_s, collective_s) in enumerate(everyone)
+    )
+
+
+def _known(number: float) -> Optional[float]:
+    return None if math.isnan(number) else number

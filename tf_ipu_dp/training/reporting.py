@@ -1,0 +1,74 @@
+"""What a run tells the outside while it trains: heartbeat, stall watch, and the sinks of its records."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Callable, Dict, Iterator, List, Optional
+
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs.heartbeat import StatusReporter
+from tf_ipu_dp.runs.records import MetricsRecord, ValidationRecord
+from tf_ipu_dp.runs.run_folder import RunFolder
+from tf_ipu_dp.runs.stall import Stall
+from tf_ipu_dp.runs.stall_watch import StallWatch
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink, TensorBoardSink
+
+
+class Reporting:
+    """The heartbeat, the stall watch and the sinks of one run. Every instance has one; only the leader writes files."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        plan: RunPlan,
+        sdk: Sdk,
+        world: World,
+        folder: RunFolder,
+        console: Console,
+        on_stall: Callable[[Stall], None],
+    ) -> None:
+        self._world, self._folder = world, folder
+        self._reporter = StatusReporter(
+            folder.path,
+            instance=world.instance,
+            instances=world.instances,
+            planned_steps=plan.epochs.updates,
+            waits_for=sdk.waits_for,
+        )
+        self._watch = StallWatch(folder.path, self._reporter, limit_s=cfg.stall_timeout.seconds, on_stall=on_stall)
+        self._sinks: List[Sink] = [HeartbeatSink(self._reporter), ConsoleSink(console, plan)]
+        self.phase = self._reporter.update
+        self.expect_step_time = self._watch.expect_step_time
+
+    @contextlib.contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Writes a heartbeat each second, and watches those of other instances."""
+        self._reporter.start()
+        self._watch.start()
+        try:
+            yield
+        finally:
+            self._watch.stop()
+            self._reporter.stop()
+
+    @contextlib.contextmanager
+    def records(self, step: int, resumed: bool) -> Iterator[Dict[int, Optional[float]]]:
+        """Opens the sinks for records after a step. Gives the leader the earlier validation losses, by their steps."""
+        if not self._world.is_leader:
+            yield {}
+            return
+        past = [record for record in self._folder.read_metrics() if isinstance(record, ValidationRecord)]
+        # A resumed run is a second curve: event files cannot be cut back to the checkpoint's step.
+        board = self._folder.tensorboard / f"from-step-{step:08d}" if resumed else self._folder.tensorboard
+        with contextlib.closing(TensorBoardSink(board)) as tensorboard:
+            self._sinks += [MetricsFileSink(self._folder, (record.step for record in past)), tensorboard]
+            yield {record.step: record.loss for record in past}
+
+    def write(self, record: MetricsRecord) -> None:
+        """Gives a record to every sink."""
+        for sink in self._sinks:
+            sink.write(record)

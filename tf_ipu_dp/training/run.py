@@ -1,0 +1,129 @@
+"""What `train` does once TensorFlow is there: a run, from the attached device to the printed result and the exit code.
+
+Evaluation of a run and measuring its input begin the same way: `attach_session`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import traceback
+from typing import Iterator, Optional, TextIO
+
+import tensorflow as tf
+
+from tf_ipu_dp import __version__, cli
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.planning import report
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs import checkpoints, result_report
+from tf_ipu_dp.runs.records import RunResult
+from tf_ipu_dp.runs.run_folder import RunFolder
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import checks, session
+from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
+from tf_ipu_dp.training.session import TrainingSession
+from tf_ipu_dp.training.stop import SignalHandler
+
+# Where all instances would report the same, the leader does, and its exit ends the others within this time.
+_LEADER_REPORTS_WITHIN_S = 1.5
+
+
+def train(
+    cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO, width: int, began: float
+) -> int:
+    """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
+
+    `began` is when the command began, on the clock of time.perf_counter.
+    """
+    console = Console(stderr, quiet=instance > 0)
+    with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
+        console.info(_version_line(plan, sdk))
+        console.info(report.render_plan(plan, width, drawing=False).split("\n", 2)[2])
+        made = attach_session(cfg, plan, sdk, instance)
+        # The folder comes last, so that a run that cannot be trained leaves none behind.
+        with checks.open_folder(cfg, plan, made.world) as folder:
+            loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began)
+            result = _run_and_keep_errors(loop, folder)
+        if made.world.is_leader:
+            stdout.write(
+                f"{json.dumps(result.to_json())}\n" if cfg.json else result_report.render_result(result, width)
+            )
+            stdout.flush()
+        # Some launchers end all instances at the first exit code that is not 0: nobody leaves before all are done.
+        made.world.barrier()
+        return 128 + loop.stop_signal if loop.stop_signal else 0
+
+
+def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> TrainingSession:
+    """Attaches the device, opens the data, checks that all instances were started alike, and makes the model."""
+    # The device comes first: it may set TensorFlow's threads, which is impossible once TensorFlow has computed.
+    device = session.attach(cfg, plan, sdk, instance)
+    source = session.open_source(cfg, plan)
+    checks.compare_instances(cfg, plan, sdk, source, device.world)
+    return session.make_session(cfg, plan, sdk, device, source)
+
+
+@contextlib.contextmanager
+def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None) -> Iterator[None]:
+    """Lets the leader report an error that all instances have; an instance that is ended meanwhile reports nothing.
+
+    An instance that has lost its peers waits too: the launcher knows which one failed, and is about to end the others.
+    """
+    try:
+        yield
+    except (cli.UsageError, tf.errors.OpError) as error:
+        lost_peers = not isinstance(error, cli.UsageError)
+        if lost_peers and not World.is_lost_peer(getattr(error, "message", "")):
+            raise
+        if instance or lost_peers:
+            time.sleep(_LEADER_REPORTS_WITHIN_S)
+            if signals and signals.received:
+                raise SystemExit(1) from None
+        if lost_peers:
+            again = "Start the run again: it resumes from its last checkpoint." if signals else "Start it again."
+            raise cli.UsageError(
+                f"instance {instance} lost its peers: one of them has ended, or the network to it is down. {again}"
+            ) from error
+        raise
+
+
+def _run_and_keep_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
+    """Runs the loop. What ends it is kept in the folder; what is not a bug of ours becomes a sentence."""
+    world = loop.world
+    try:
+        return loop.run()
+    except SystemExit:
+        raise
+    except cli.UsageError as error:
+        if world.instances > 1:  # for the launcher; a single instance prints it itself
+            transient = isinstance(error, TrainingError) and error.transient
+            folder.write_error(world.instance, str(error), transient=transient)
+        raise
+    except checkpoints.CheckpointError as error:
+        folder.write_error(world.instance, str(error), transient=False)
+        raise cli.UsageError(str(error)) from error
+    except tf.errors.OpError as error:
+        folder.write_error(world.instance, traceback.format_exc())
+        if World.is_lost_peer(error.message):
+            raise
+        raise cli.UsageError(
+            f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
+            f"The traceback is in {folder.errors}; resume from the last checkpoint with {loop.resume_command}."
+        ) from error
+    except BaseException:
+        folder.write_error(world.instance, traceback.format_exc())
+        raise
+
+
+def _version_line(plan: RunPlan, sdk: Sdk) -> str:
+    topology, batch = plan.topology, plan.batch
+    instances = f"{topology.instances} instances x " if topology.instances > 1 else ""
+    return (
+        f"tf_ipu_dp {__version__}  {sdk.title}  {instances}{cli.count(topology.local_replicas, 'replica')}  "
+        f"micro batch {batch.micro_batch_size} x {cli.count(topology.replicas, 'replica')} x accumulation "
+        f"{batch.accumulation} = global batch {batch.global_batch_size}"
+    )

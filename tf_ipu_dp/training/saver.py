@@ -1,0 +1,69 @@
+"""Saves and restores the state of a training session: the leader writes checkpoints, all instances take part."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime, timezone
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs.checkpoints import Store
+from tf_ipu_dp.runs.run_folder import RunFolder
+from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import checks
+from tf_ipu_dp.training.session import TrainingSession
+
+
+class Saver:
+    """Checkpoints of one run."""
+
+    def __init__(
+        self, cfg: TrainConfig, plan: RunPlan, sdk: Sdk, session: TrainingSession, folder: RunFolder, store: Store
+    ) -> None:
+        self._cfg, self._plan, self._sdk = cfg, plan, sdk
+        self._session, self._folder, self._store = session, folder, store
+        self.saved_step = 0
+
+    @property
+    def last_saved(self) -> str:
+        """Returns a sentence on what there is to resume from."""
+        return f"The last checkpoint is of step {self.saved_step:,}." if self.saved_step else "There is no checkpoint."
+
+    def write_trial(self) -> None:
+        """Writes the state once and deletes it: a disk that cannot hold it is found now and not after an epoch.
+
+        The first write also costs TensorFlow several times what the later ones do.
+        """
+        try:
+            self._write_and_delete()
+        except (OSError, tf.errors.OpError) as error:
+            raise cli.UsageError(
+                f"A checkpoint cannot be written to {self._folder.path} ({cli.first_line(str(error))}). "
+                "Free some space, or choose another folder with --run_dir."
+            ) from error
+
+    def weights_are_finite(self) -> bool:
+        """Whether the weights of all instances are finite: others are not worth saving."""
+        own = all(np.isfinite(weight).all() for weight in self._session.model.get_weights())
+        return all(answer for (answer,) in self._session.world.gather_numbers([own]))
+
+    def save(self, step: int) -> None:
+        """Saves a checkpoint of a step; called by all instances."""
+        manifest = checks.manifest_at(
+            step, self._cfg, self._plan, self._sdk, self._session.variables(), datetime.now(timezone.utc)
+        )
+        if self._session.world.is_leader:
+            self._store.save(manifest, lambda prefix: self._session.state.write(str(prefix)))
+        else:
+            self._write_and_delete()
+        self.saved_step = step
+
+    def _write_and_delete(self) -> None:
+        """Writes the state to a temporary folder: reading it may need all instances, whoever keeps it."""
+        parent = str(self._folder.path) if self._session.world.is_leader else None
+        with tempfile.TemporaryDirectory(prefix=".trial-", dir=parent) as temporary:
+            self._session.state.write(f"{temporary}/state")

@@ -1,0 +1,164 @@
+"""Why and when a run stops before its last step: signals, the time limit, early stopping, what is not finite.
+
+The instances exchange their wishes with the metrics of an execution, so that all of them stop after the same step. No
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+from types import FrameType
+from typing import Callable, Dict, Mapping, Optional, Sequence
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.runs.records import StopReason
+
+# Instances exchange this often whether to go on; each exchange costs some milliseconds.
+_EXCHANGE_PERIOD_S = 0.25
+
+
+class SignalHandler:
+    """Notes SIGINT and SIGTERM, for the run to stop after its execution; a second signal exits at once."""
+
+    def __init__(self, info: Callable[[str], None], warning: Callable[[str], None]) -> None:
+        self.received = 0
+        self._info, self._warning = info, warning
+
+    def __enter__(self) -> SignalHandler:
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: Optional[FrameType]) -> None:
+        name = signal.Signals(number).name
+        if self.received:
+            self._warning(f"{name}: exiting at once.")
+            raise SystemExit(128 + number)
+        self.received = number
+        self._info(f"{name}: finishing the execution and saving; send it again to exit at once.")
+
+
+class EarlyStopping:
+    """Stops a run whose validation loss has not improved for some validations. `patience` 0: never."""
+
+    def __init__(self, patience: int, losses: Mapping[int, Optional[float]]) -> None:
+        """`losses` are those of validations before a resumption, by their steps."""
+        self._patience = patience
+        self._losses: Dict[int, Optional[float]] = dict(losses)
+
+    def has_validated(self, step: int) -> bool:
+        """Whether there was a validation after a step."""
+        return step in self._losses
+
+    def add(self, step: int, loss: Optional[float]) -> Optional[StopReason]:
+        """Takes in a validation's loss; returns why the run stops, if it does."""
+        self._losses[step] = loss
+        values = [self._losses[each] for each in sorted(self._losses)]
+        losses = [math.inf if value is None else value for value in values]
+        patience = self._patience
+        if not patience or len(losses) <= patience or min(losses[-patience:]) < min(losses[:-patience]):
+            return None
+        return StopReason(
+            StopReason.EARLY_STOPPING,
+            transient=False,
+            message=f"Validation loss has not improved for {cli.count(patience, 'validation')}; "
+            f"stopping early after step {step:,}.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What the instances know of each other after an execution."""
+
+    loss: float  # mean over the instances
+    accuracy: float
+    signal: int  # received by any instance; 0: none
+    time_is_up: bool  # by the leader's clock
+    log_now: bool  # by the leader's clock
+
+
+class InstanceExchange:
+    """Lets the instances agree after an execution. Where clocks decide, the leader's does."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._executions_left = 0
+        self.last_step = self.step_before = 0  # of the last exchange and of the one before
+
+    def resume_at(self, step: int) -> None:
+        """Counts from the step of a checkpoint."""
+        self.last_step = self.step_before = step
+
+    def is_due(self, must_exchange: bool) -> bool:
+        """Whether the instances exchange after this execution; the same answer on all of them, without a clock."""
+        self._executions_left -= 1
+        return must_exchange or self._executions_left <= 0 or self._world.instances == 1
+
+    def run(
+        self,
+        step: int,
+        loss: float,
+        accuracy: float,
+        *,
+        signal: int,
+        time_is_up: bool,
+        log_now: bool,
+        execution_s: float,
+    ) -> Exchange:
+        """Exchanges this instance's values with the others; the leader's speed decides when the next one is due."""
+        everyone = self._world.gather_numbers([loss, accuracy, signal, time_is_up, log_now, execution_s])
+        losses, accuracies, signals, times_up, wishes_to_log, seconds = zip(*everyone)
+        self._executions_left = max(int(_EXCHANGE_PERIOD_S / max(seconds[0], 1e-3)), 1)
+        self.step_before, self.last_step = self.last_step, step
+        return Exchange(_mean(losses), _mean(accuracies), int(max(signals)), bool(times_up[0]), bool(wishes_to_log[0]))
+
+
+def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_command: str) -> Optional[StopReason]:
+    """Returns why a run stops that a signal or the time limit asks to stop."""
+    if exchange.signal:
+        kind, cause = StopReason.SIGNAL, signal.Signals(exchange.signal).name
+    elif exchange.time_is_up:
+        kind, cause = StopReason.TIME_LIMIT, f"--time_limit={time_limit}"
+    else:
+        return None
+    return StopReason(kind, True, f"{cause} after step {step:,}, saved. Resume with {resume_command}.")
+
+
+def not_finite(
+    what: str, before: int, step: int, last_saved: str, *, learning_rate: float, precision: str
+) -> StopReason:
+    """Returns why a run stops whose loss or weights became NaN or infinite between two steps."""
+    advice = "use --loss_scaling=dynamic" if precision != "32.32" else "raise --warmup_epochs"
+    return StopReason(
+        StopReason.NOT_FINITE,
+        transient=False,
+        message=f"{what} became NaN or infinite between steps {before:,} and {step:,}. {last_saved} Start again in "
+        f"another --run_dir with a lower --learning_rate (it rises to {learning_rate:g}), or {advice}.",
+    )
+
+
+def weights_differ(difference: str, step: int, last_saved: str, resume_command: str) -> StopReason:
+    """Returns why a run stops whose instances no longer have the same weights."""
+    return StopReason(
+        StopReason.WEIGHTS_DIFFER,
+        transient=True,
+        message=f"The instances' weights differ after step {step:,}: {difference}. A host's memory or network may be "
+        f"faulty. {last_saved} Resume from it with {resume_command}.",
+    )
+
+
+def stalled(sentence: str, last_saved: str, resume_command: str) -> StopReason:
+    """Returns why a run stops that makes no progress."""
+    return StopReason(
+        StopReason.STALL, transient=True, message=f"{sentence} {last_saved} Resume with {resume_command}."
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
