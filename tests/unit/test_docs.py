@@ -6,10 +6,11 @@ Each check is a function that returns the problems of a text, so that a planted 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shlex
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 import pytest
 
@@ -17,12 +18,21 @@ from tf_ipu_dp import cli, launch, monitor, train
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.launcher import poprun_options
+from tf_ipu_dp.runs import heartbeat, manifest, plan_record, records
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tf_ipu_dp"
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MOST_README_LINES = 200
+RECORDS = (
+    records.TrainingRecord,
+    records.ValidationRecord,
+    records.RunResult,
+    plan_record.PlanRecord,
+    manifest.Manifest,
+    heartbeat.Status,
+)
 
 _FENCE = re.compile(r"^```(.*)$")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -276,10 +286,23 @@ def find_invented_rooms(text: str) -> List[str]:
     return [name for name in named if not any((top / name).is_dir() for top in (PACKAGE, PACKAGE / "emulator"))]
 
 
+def find_unnamed_commands(text: str) -> List[str]:
+    """Returns the commands that are missing in the first column of the table of commands."""
+    named = set(re.findall(r"^\| \[`([\w.]+)", text, re.MULTILINE))
+    return [path.stem for path in PACKAGE.glob("[!_]*.py") if "__main__" in read(path) and path.stem not in named]
+
+
 def find_unnamed_variables(text: str) -> List[str]:
     files = [*PACKAGE.rglob("*.py"), *(path for path in (ROOT / "launch").iterdir() if path.is_file())]
     used = {name for path in files for name in re.findall(r"\b(?:IPU_EMULATOR|TF_IPU_DP)_[A-Z]+\b", read(path))}
     return sorted(name for name in used if name not in text)
+
+
+def find_unexplained_keys(text: str, kinds: Sequence[Type[records.Record]]) -> List[str]:
+    keys = {
+        field.name: kind.JSON_KEYS.get(field.name, field.name) for kind in kinds for field in dataclasses.fields(kind)
+    }
+    return sorted(key for key in keys.values() if not re.search(rf'[`"]{key}[`"]', text))
 
 
 def find_pages_without_navigation(configuration: str, pages: Sequence[str]) -> List[str]:
@@ -303,6 +326,10 @@ def in_a_clone(tmp_path, monkeypatch):
 
 def test_the_readme_is_short():
     assert len(read(ROOT / "README.md").splitlines()) <= MOST_README_LINES
+
+
+def test_the_readme_has_every_command():
+    assert find_unnamed_commands(read(ROOT / "README.md")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -339,6 +366,11 @@ def test_the_architecture_names_every_room_and_no_other():
     text = read(DOCS / "architecture.md")
     assert find_unnamed_rooms(text) == []
     assert find_invented_rooms(text) == []
+
+
+def test_the_run_folders_page_has_every_key_of_its_records():
+    kinds = [*RECORDS, records.InstanceTimes, records.Scores, records.RunTimes, records.Verdict, records.StopReason]
+    assert find_unexplained_keys(read(DOCS / "run-folder.md"), kinds) == []
 
 
 def test_the_emulators_page_names_every_variable():
@@ -411,6 +443,12 @@ class TestPlantedMistakes:
     def test_a_room_that_is_not_named_and_one_that_is_not_there(self):
         assert "planning" in find_unnamed_rooms("`config/`")
         assert find_invented_rooms("| `attic/` | x |") == ["attic"]
+
+    def test_a_command_that_is_not_in_the_table(self):
+        assert "launch" in find_unnamed_commands("| [`train`](docs/training.md) | trains |\n`launch`")
+
+    def test_a_key_that_is_not_explained(self):
+        assert find_unexplained_keys("`samples` and `loss`, `top1`", [records.Scores]) == ["top5"]
 
     def test_a_variable_that_is_not_named(self):
         assert "IPU_EMULATOR_DIR" in find_unnamed_variables("IPU_EMULATOR_IPUS")
