@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import shlex
 from pathlib import Path
@@ -86,6 +87,10 @@ def split_blocks(text: str) -> Tuple[List[str], List[Block]]:
         else:
             prose.append(line)
     return prose, blocks
+
+
+def json_blocks(text: str) -> List[Block]:
+    return [block for block in split_blocks(text)[1] if block.language == "json"]
 
 
 def anchors_of(text: str) -> Set[str]:
@@ -371,6 +376,13 @@ def test_the_architecture_names_every_room_and_no_other():
 def test_the_run_folders_page_has_every_key_of_its_records():
     kinds = [*RECORDS, records.InstanceTimes, records.Scores, records.RunTimes, records.Verdict, records.StopReason]
     assert find_unexplained_keys(read(DOCS / "run-folder.md"), kinds) == []
+
+
+def test_the_run_folders_page_shows_records_as_they_are_written():
+    samples = [json.loads("\n".join(block.lines)) for block in json_blocks(read(DOCS / "run-folder.md"))]
+    shown = [*map(records.metrics_record, samples[:2]), records.RunResult.from_json(samples[2])]
+    shown.append(heartbeat.Status.from_json(samples[3]))
+    assert [set(record.to_json()) for record in shown] == [set(sample) for sample in samples]
 
 
 def test_the_emulators_page_names_every_variable():
