@@ -37,7 +37,7 @@ from tf_ipu_dp.config.schema import Duration, Hosts, TimeSpan, TrainConfig
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures, launchers, world
-from tf_ipu_dp.planning import plan, report
+from tf_ipu_dp.planning import plan, relayout, report
 from tf_ipu_dp.runs import checkpoints, run_folder
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.training import console
@@ -142,13 +142,12 @@ def plan_job(
     `allocation` are the hosts that a scheduler has given.
     """
     cfg = train_flags.parse(words)
-    stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
     instances = cfg.instances or max(_INSTANCES, cfg.hosts.count if cfg.hosts else len(allocation))
     # Of instances that are no power of two it is they that are refused, and not IPUs that nobody has asked for.
-    ipus = cfg.ipus or plan.ipus_per_replica(instances) * plan.ipus_per_replica(stages)
+    ipus = cfg.ipus or plan.ipus_per_replica(instances) * plan.ipus_per_replica(cfg.requested_stages or 1)
     hosts = cfg.hosts or _first_hosts(allocation, instances)
     wanted = dataclasses.replace(cfg, instances=instances, ipus=ipus, hosts=hosts)
-    return make_job(words, plan.keep_global_batch(wanted, dataset, saved) if saved else wanted, dataset)
+    return make_job(words, relayout.keep_global_batch(wanted, dataset, saved) if saved else wanted, dataset)
 
 
 def make_job(words: Sequence[str], wanted: TrainConfig, dataset: DatasetInfo) -> Job:
@@ -178,7 +177,7 @@ def plan_fewer(job: Job, dataset: DatasetInfo, lost: Sequence[str]) -> Optional[
     while count and (left or not topology.hosts.names):
         hosts = _first_hosts(left, count) or (cfg.hosts and Hosts(min(cfg.hosts.count, count)))
         fewer = dataclasses.replace(cfg, ipus=count * topology.ipus_per_instance, instances=count, hosts=hosts)
-        for layout in plan.layouts(fewer, dataset, job.plan.batch.global_batch_size):
+        for layout in relayout.layouts(fewer, dataset, job.plan.batch.global_batch_size):
             if layout.instances == count:
                 return layout.apply(fewer)
         count //= 2

@@ -166,7 +166,7 @@ def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_sam
     command = start(*JOB, f"--run_dir={folder}", command=["bash", str(wrapper)])
     code, out, err = finish(command)
     assert code == 0, out + err
-    assert f"going on from step {stopped}" in out + err
+    assert f"Resuming from step {stopped}" in out + err
     assert_same_weights(undisturbed, folder, 1e-5)
 
 

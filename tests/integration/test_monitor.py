@@ -324,7 +324,7 @@ def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path):
         training.send_signal(signal.SIGTERM)
         training.wait(120)
     done = monitor(f"--explain={run}")
-    assert done.returncode == 0 and "Held back by" in done.stdout
+    assert done.returncode == 0 and "ottleneck" in done.stdout
     assert json.loads(monitor("--explain", str(run), "--json").stdout)["kind"]
 
 
@@ -361,7 +361,7 @@ sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
     ("cause", "flags", "verdict"),
     [
         ("input", ["--ipus=2", "--epochs=15steps"], ("input", None, "eight_bit_io")),
-        ("executions", ["--ipus=1", "--epochs=80steps"], ("executions", None, "device_iterations")),
+        ("executions", ["--ipus=1", "--epochs=80steps"], ("small executions", None, "device_iterations")),
         ("late", ["--ipus=4", "--instances=2", "--epochs=12steps"], ("late instance", 1, "instances")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.planning import plan, report
-from tf_ipu_dp.runs import records, result_report
 
 
 def plan_words(*words):
@@ -89,27 +86,6 @@ def test_a_large_job_is_summarised_and_its_ends_are_shown():
     assert len(report.render_mermaid(run).splitlines()) < 100
 
 
-def test_the_json_has_every_replica_and_numbers_with_units_in_the_keys():
-    run = plan_words("--ipus=8", "--pipeline_stages=3", "--instances=2", "--epochs=20steps")
-    value = json.loads(report.render_json(run))
-    assert value["topology"]["idle_ipus"] == 2
-    assert value["batch"] == {
-        "micro_batch_samples": 32,
-        "accumulation_micro_batches": 6,
-        "global_batch_samples": 384,
-    }
-    assert value["training"]["updates"] == 20
-    assert value["training"]["dropped_samples_per_epoch"] == 8192 % 384
-    assert value["replicas"][1] == {
-        "replica": 1,
-        "instance": 1,
-        "host": 0,
-        "stage_ipu_ids": [4, 5, 6],
-        "idle_ipu_ids": [7],
-    }
-    assert value["keras"]["steps_per_epoch"] == value["training"]["micro_batches_per_epoch_per_instance"] == 120
-
-
 def test_the_flowchart_names_everything_once_and_closes_what_it_opens():
     text = report.render_mermaid(plan_words("--ipus=8", "--pipeline_stages=2", "--instances=2"))
     lines = [line.strip() for line in text.splitlines()]
@@ -124,70 +100,3 @@ def test_the_flowchart_names_everything_once_and_closes_what_it_opens():
         "instance_0 <--> update",
         "instance_1 <--> update",
     ]
-
-
-TIMES = records.RunTimes(
-    total_s=100.0,
-    compile_s=20.0,
-    executing_s=60.0,
-    between_s=1.0,
-    bookkeeping_s=1.0,
-    evaluation_s=8.0,
-    input_wait_s=3.0,
-)
-
-
-def make_result(**changes):
-    result = records.RunResult(
-        run_dir="runs/a",
-        model="cnn",
-        dataset="fashion_mini",
-        replicas=8,
-        updates=160,
-        planned_updates=160,
-        timed_samples=62_000,
-        times=TIMES,
-        utilisation_pct=91.94,
-        scores=records.Scores(samples=2048, loss=0.3428, top1=0.8765, top5=0.9985),
-        verdict="Held back by nothing: the device was at work.",
-    )
-    return dataclasses.replace(result, **changes)
-
-
-def test_the_result_reads_like_this():
-    assert result_report.render_result(make_result(), 100) == (
-        "\n"
-        "cnn on fashion_mini, in runs/a\n"
-        "\n"
-        "Updates             160  of 160\n"
-        "Compiling          20.0  s, with the first execution\n"
-        "Training           57.0  s\n"
-        "Input wait          3.0  s\n"
-        "Evaluation          8.0  s\n"
-        "Other              12.0  s\n"
-        "Total             100.0  s\n"
-        "Throughput        1,000  samples/s\n"
-        "Per replica       125.0  samples/s, 8 replicas\n"
-        "IPU utilisation    91.9  %\n"
-        "Loss             0.3428  on 2,048 validation samples\n"
-        "Accuracy          87.65  %\n"
-        "Top 5             99.85  %\n"
-        "\n"
-        "Held back by nothing: the device was at work.\n"
-    )
-
-
-def test_what_is_not_reported_is_a_dash_in_the_table_and_null_in_the_json():
-    unknown = make_result(
-        utilisation_pct=None, scores=None, timed_samples=0, times=dataclasses.replace(TIMES, input_wait_s=None)
-    )
-    text = result_report.render_result(unknown, 100)
-    for row in ("Input wait", "IPU utilisation", "Throughput", "Per replica"):
-        assert re.search(rf"^{row} +-  ", text, re.MULTILINE), row
-    value = json.loads(json.dumps(records.result_value(unknown)))
-    assert value["samples_per_s"] is None and value["validation"] is None and value["seconds"]["input_wait"] is None
-
-
-def test_the_parts_of_the_time_add_up_to_the_total():
-    value = records.result_value(make_result())["seconds"]
-    assert value["compile"] + value["executing"] + value["evaluation"] + value["other"] == value["total"]

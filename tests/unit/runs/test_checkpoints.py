@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import sample_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +22,16 @@ VARIABLES = (("dense/kernel", (784, 10), "float32"), ("dense/bias", (10,), "floa
 PROGRAM = """
 import io, os, random, shutil, signal, sys, time
 from pathlib import Path
-from tf_ipu_dp.runs import checkpoints
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import info
+from tf_ipu_dp.planning import plan
+from tf_ipu_dp.runs import checkpoints, plan_record
+
+PLAN = plan_record.PlanRecord.of(plan.plan_run(train_flags.parse([]), info.DATASETS["fashion_mini"]))
 
 def manifest(step):
     return checkpoints.Manifest(
-        step=step, epoch=0, samples_into_epoch=8 * step, flags={"model": "cnn"}, plan={"schema": 1}, variables=(),
+        step=step, epoch=0, samples_into_epoch=8 * step, flags={"model": "cnn"}, plan=PLAN, variables=(),
         random_state={"update": step}, versions={"python": "3"}, time="2026-01-05T10:00:00Z",
     )
 
@@ -61,9 +67,9 @@ def manifest(step, **changes):
         "epoch": 1,
         "samples_into_epoch": 32 * step,
         "flags": {"model": "cnn", "data_dir": "Größe"},
-        "plan": {"schema": 1, "replicas": 8, "share": 0.1},
+        "plan": sample_records.make_plan("--ipus=8"),
         "variables": VARIABLES,
-        "random_state": {"seed": 42, "generator": [2**63, 1]},
+        "random_state": {"seed": 42, "update": 2**63},
         "versions": {"tensorflow": "2.15.1"},
         "time": "2026-01-05T10:00:00Z",
     }
@@ -173,7 +179,7 @@ def test_any_changed_or_missing_byte_is_noticed_and_the_checkpoint_before_is_use
         path.write_bytes(content)
         assert store.newest().manifest.step == 8
         assert len(heard) == 1
-        assert heard[0].startswith(f"{path.parent} is damaged and left out: ")
+        assert heard[0].startswith(f"{path.parent} is damaged and skipped: ")
         with pytest.raises(checkpoints.CheckpointError, match="step-00000016 is not a good checkpoint: "):
             checkpoints.open_checkpoint(path.parent)
 
@@ -221,7 +227,7 @@ def test_what_is_wrong_with_a_damaged_checkpoint_is_said(tmp_path, damage, sente
     store, heard = make_store(tmp_path, 3, [8, 16])
     damage(store.folder / "step-00000016")
     assert store.newest().manifest.step == 8
-    assert heard == [f"{store.folder / 'step-00000016'} is damaged and left out: {sentence}."]
+    assert heard == [f"{store.folder / 'step-00000016'} is damaged and skipped: {sentence}."]
 
 
 def test_without_a_good_checkpoint_there_is_none_and_every_damaged_one_is_named(tmp_path):

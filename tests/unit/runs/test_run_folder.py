@@ -14,12 +14,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import sample_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import records, run_folder
 
 NOW = datetime(2026, 1, 5, 10, 0, 0)
 HOLDER = """
@@ -49,7 +50,14 @@ def folder(tmp_path):
 
 
 @pytest.fixture()
-def small_disk(tmp_path):
+def with_sample_records():
+    """Returns an environment in which another process can import the module of samples."""
+    paths = [str(Path(sample_records.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+@pytest.fixture()
+def small_disk(tmp_path, with_sample_records):
     """Returns what runs a program where `tmp_path / "small"` is a file system of 64 KB."""
     small = tmp_path / "small"
     small.mkdir()
@@ -62,7 +70,9 @@ def small_disk(tmp_path):
 
     def run(program):
         words_and_program = [*words, sys.executable, "-c", program, str(small)]
-        return subprocess.run(words_and_program, capture_output=True, text=True, check=True, timeout=240).stdout
+        return subprocess.run(
+            words_and_program, capture_output=True, text=True, check=True, timeout=240, env=with_sample_records
+        ).stdout
 
     return run
 
@@ -84,9 +94,9 @@ def test_runs_that_start_in_the_same_second_get_a_folder_each(tmp_path, monkeypa
 def test_a_given_folder_is_made_with_its_parents_and_taken_up_again(tmp_path):
     with open_folder(tmp_path / "a" / "b") as first:
         assert first.path == tmp_path / "a" / "b"
-        first.append_metrics({"step": 1})
+        first.append_metrics(sample_records.make_training(1))
     with open_folder(tmp_path / "a" / "b") as second:
-        assert second.read_metrics() == [{"step": 1}]
+        assert second.read_metrics() == [sample_records.make_training(1)]
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(tmp_path):
@@ -167,13 +177,14 @@ def test_a_closed_folder_can_be_opened_again_in_the_same_process(tmp_path):
 
 def test_the_start_of_a_run_is_kept_and_its_flags_make_the_same_config_again(folder):
     cfg = train_flags.parse(["--ipus=8", "--epochs=200steps", "--data_dir=/data/Größe x", "--lr_drop_epochs=1,2.5"])
-    folder.write_start(cfg, cfg.flag_lines(), '{"schema": 1}')
+    planned = sample_records.make_plan("--ipus=8")
+    folder.write_start(cfg, planned)
     values = json.loads(folder.config_json.read_text(encoding="utf-8"))
     chosen = {name: values[name] for name in ("ipus", "epochs", "data_dir", "lr_drop_epochs", "instances")}
     assert chosen == {
         "ipus": 8, "epochs": "200steps", "data_dir": "/data/Größe x", "lr_drop_epochs": [1, 2.5], "instances": None,
     }  # fmt: skip
-    assert folder.plan_json.read_text() == '{"schema": 1}\n'
+    assert json.loads(folder.plan_json.read_text()) == planned.to_json() and folder.read_plan() == planned
     first = folder.run_flags.read_text(encoding="utf-8").split("\n")[0]
     assert first == f"# Runs this again: python -m tf_ipu_dp.train --flagfile={folder.run_flags}"
     assert train_flags.parse([f"--flagfile={folder.run_flags}"]) == cfg
@@ -193,13 +204,15 @@ def test_the_flags_of_what_is_no_run_are_refused_in_a_sentence(tmp_path):
 def test_a_run_is_finished_when_its_result_says_so_until_it_is_started_again(folder):
     cfg = train_flags.parse([])
     assert not folder.is_finished()
-    folder.write_result({"updates": 160, "stopped": "SIGTERM after step 160"})
-    assert not folder.is_finished()
-    folder.write_result({"updates": 320, "stopped": None, "loss": math.nan})
-    assert folder.is_finished()
-    assert folder.result_json.read_text() == '{\n  "updates": 320,\n  "stopped": null,\n  "loss": null\n}\n'
-    folder.write_start(cfg, cfg.flag_lines(), "{}")
-    assert not folder.is_finished()
+    interrupted = records.StopReason(records.StopReason.SIGNAL, True, "SIGTERM after step 160")
+    early = records.StopReason(records.StopReason.EARLY_STOPPING, False, "Validation loss has not improved.")
+    for stopped, finished in ((interrupted, False), (early, True), (None, True)):
+        result = sample_records.make_result(stopped=stopped, utilisation_pct=math.nan)
+        folder.write_result(result)
+        assert folder.is_finished() is finished
+    assert folder.read_result() == sample_records.make_result(utilisation_pct=None)
+    folder.write_start(cfg, sample_records.make_plan())
+    assert not folder.is_finished() and folder.read_result() is None
 
 
 def test_errors_are_kept_per_instance_also_by_one_that_does_not_hold_the_folder(folder):
@@ -208,15 +221,15 @@ def test_errors_are_kept_per_instance_also_by_one_that_does_not_hold_the_folder(
     assert path == folder.path / "errors" / "instance-003.txt"
     assert path.read_text().endswith("\n\nTraceback ...\n\nValueError\n")
     (error,) = folder.read_errors()
-    assert (error.instance, error.host, error.process, error.final) == (3, socket.gethostname(), os.getpid(), False)
+    assert (error.instance, error.host, error.process, error.transient) == (3, socket.gethostname(), os.getpid(), True)
     assert before <= error.time <= datetime.now(timezone.utc) and error.time.microsecond
     assert error.text == "Traceback ...\n\nValueError"
 
 
 def test_of_one_processs_errors_the_first_stays_and_another_processs_takes_its_place(folder):
-    folder.write_error(0, "cause", final=True)
+    folder.write_error(0, "cause", transient=False)
     folder.write_error(0, "consequence")
-    assert [(error.text, error.final) for error in folder.read_errors()] == [("cause", True)]
+    assert [(error.text, error.transient) for error in folder.read_errors()] == [("cause", False)]
     program = "import sys; from pathlib import Path; from tf_ipu_dp.runs import run_folder; "
     program += "run_folder.RunFolder(Path(sys.argv[1])).write_error(0, 'next')"
     subprocess.run([sys.executable, "-c", program, str(folder.path)], check=True)
@@ -241,13 +254,13 @@ def test_errors_of_an_earlier_start_are_set_aside_and_kept(folder):
     assert ["first" in kept[0], "second" in kept[1]] == [True, True]
 
 
-def test_the_plan_of_the_checkpoints_is_read_where_there_are_some(folder):
-    cfg = train_flags.parse([])
-    assert folder.read_plan() is None
-    folder.write_start(cfg, cfg.flag_lines(), '{"schema": 1}')
-    assert folder.read_plan() is None
+def test_a_folder_knows_whether_there_is_a_plan_and_something_to_resume_from(folder):
+    assert folder.read_plan() is None and not folder.has_checkpoints()
+    folder.write_start(train_flags.parse([]), sample_records.make_plan())
     (folder.checkpoints / "step-00000008").mkdir(parents=True)
-    assert folder.read_plan() == {"schema": 1}
+    assert folder.read_plan() == sample_records.make_plan() and folder.has_checkpoints()
+    folder.plan_json.write_text('{"schema": 1}')
+    assert folder.read_plan() is None
 
 
 def test_a_folder_is_made_for_another_process(tmp_path, monkeypatch):
@@ -261,67 +274,61 @@ def test_a_folder_is_made_for_another_process(tmp_path, monkeypatch):
         run_folder.make_folder("x", NOW)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-def without_infinities(value):
-    if isinstance(value, dict):
-        return {key: without_infinities(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [without_infinities(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def refuse_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
+NUMBERS = st.none() | st.floats()
+
+
 @settings(max_examples=60)
-@given(records=st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=5))
-def test_metrics_are_one_line_of_strict_json_per_record_with_null_for_what_is_not_finite(records):
+@given(numbers=st.lists(st.tuples(st.integers(0, 99), NUMBERS, NUMBERS), max_size=5))
+def test_metrics_are_one_line_of_strict_json_per_record_with_null_for_what_is_not_finite(numbers):
     with tempfile.TemporaryDirectory() as path:
         folder = run_folder.RunFolder(Path(path))
-        for record in records:
-            folder.append_metrics(record)
-        lines = folder.metrics.read_bytes().decode().split("\n") if records else [""]
+        for step, loss, rate in numbers:
+            folder.append_metrics(sample_records.make_training(step, loss=loss, samples_per_s=rate))
+        lines = folder.metrics.read_bytes().decode().split("\n") if numbers else [""]
         assert lines.pop() == ""
-        assert [json.loads(line, parse_constant=refuse_constant) for line in lines] == without_infinities(records)
-        assert folder.read_metrics() == without_infinities(records)
+        values = [json.loads(line, parse_constant=refuse_constant) for line in lines]
+        expected = [(step, *(None if x is None else records.finite(x) for x in pair)) for step, *pair in numbers]
+        assert [(value["step"], value["loss"], value["samples_per_s"]) for value in values] == expected
+        assert [(each.step, each.loss, each.samples_per_s) for each in folder.read_metrics()] == expected
 
 
 def test_numbers_of_numpy_are_numbers_in_the_metrics(folder):
     numpy = pytest.importorskip("numpy")
-    folder.append_metrics({"step": numpy.int64(3), "loss": numpy.float32(0.5), "bad": numpy.float32("nan")})
-    assert folder.metrics.read_text() == '{"step": 3, "loss": 0.5, "bad": null}\n'
+    folder.append_metrics(sample_records.make_training(numpy.int64(3), loss=numpy.float32(0.5)))
+    assert (folder.read_metrics()[0].step, folder.read_metrics()[0].loss) == (3, 0.5)
+
+
+LINE = len(json.dumps(sample_records.make_training(1).to_json())) + 1
 
 
 @settings(max_examples=60)
-@given(cut=st.integers(0, 74))
+@given(cut=st.integers(0, 3 * LINE - 1))
 def test_after_a_crash_at_any_byte_of_the_metrics_whole_lines_stay_and_the_next_starts_on_its_own(cut):
     with tempfile.TemporaryDirectory() as path:
         with open_folder(path) as folder:
-            for step in (1, 2, 3):
-                folder.append_metrics({"step": step, "loss": 0.5})
+            for _ in range(3):
+                folder.append_metrics(sample_records.make_training(1))
             content = folder.metrics.read_bytes()
-            assert len(content) == 75
+            assert len(content) == 3 * LINE
             folder.metrics.write_bytes(content[:cut])
         with open_folder(path) as folder:
-            assert folder.metrics.read_bytes() == content[: (cut + 1) // 25 * 25]
-            folder.append_metrics({"step": 9})
-            assert folder.read_metrics()[-1] == {"step": 9}
+            assert folder.metrics.read_bytes() == content[: (cut + 1) // LINE * LINE]
+            folder.append_metrics(sample_records.make_training(9))
+            assert folder.read_metrics()[-1] == sample_records.make_training(9)
 
 
 def test_a_tail_of_zeros_as_a_power_cut_leaves_it_is_cut_off(folder):
-    folder.append_metrics({"step": 1})
+    folder.append_metrics(sample_records.make_training(1))
+    before = folder.metrics.read_bytes()
     with folder.metrics.open("ab") as handle:
         handle.write(b"\0" * 40)
     folder.close()
     with open_folder(folder.path) as again:
-        assert again.metrics.read_text() == '{"step": 1}\n'
+        assert again.metrics.read_bytes() == before
 
 
 def test_what_a_killed_process_left_beside_its_files_is_removed(folder):
@@ -336,21 +343,22 @@ def test_what_a_killed_process_left_beside_its_files_is_removed(folder):
 def test_records_after_the_checkpoints_step_are_dropped_and_no_others(steps, last):
     with tempfile.TemporaryDirectory() as path:
         folder = run_folder.RunFolder(Path(path))
-        records = [{"kind": "train", "step": step, "loss": 1 / (step + 1)} for step in steps]
-        for record in records:
+        made = [sample_records.make_training(step, loss=1 / (step + 1)) for step in steps]
+        for record in made:
             folder.append_metrics(record)
         folder.truncate_metrics(after_step=last)
-        assert folder.read_metrics() == [record for record in records if record["step"] <= last]
+        assert folder.read_metrics() == [record for record in made if record.step <= last]
 
 
 def test_a_reader_that_follows_the_metrics_finds_a_record_in_every_line_that_has_its_end(tmp_path):
     program = """
 import sys
 from pathlib import Path
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import records, run_folder
 folder = run_folder.RunFolder(Path(sys.argv[1]))
+utilisation = {str(number): 50.0 for number in range(50)}
 for step in range(3000):
-    folder.append_metrics({"step": step, "text": "x" * 500})
+    folder.append_metrics(records.TrainingRecord(step, 0.0, 0.5, 0.5, 0.1, ipu_utilisation_pct=utilisation))
 sys.stdin.read()
 """
     folder = run_folder.RunFolder(tmp_path)
@@ -372,54 +380,63 @@ def test_a_full_disk_is_a_sentence_and_leaves_whole_lines_and_whole_files(small_
     program = """
 import json, sys
 from pathlib import Path
-from tf_ipu_dp import cli; from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp import cli; from tf_ipu_dp.runs import records, run_folder
+import sample_records
 folder = run_folder.RunFolder(Path(sys.argv[1]))
-folder.write_result({"updates": 1})
+folder.write_result(sample_records.make_result(updates=1))
 sentences = []
 for size in (3001, 1):
     try:
         while True:
-            folder.append_metrics({"text": "x" * size})
+            utilisation = {"x" * size: 50.0}
+            folder.append_metrics(sample_records.make_training(1, ipu_utilisation_pct=utilisation))
     except cli.UsageError as error:
         sentences.append(str(error))
 try:
-    folder.write_result({"updates": 2, "text": "x" * 10000})
+    folder.write_result(sample_records.make_result(updates=2, run_dir="x" * 10000))
 except cli.UsageError as error:
     sentences.append(str(error))
 content = folder.metrics.read_bytes()
 print(json.dumps([sentences, content.count(b"\\n") == len(folder.read_metrics()) > 10, content[-2:].decode(),
-    folder.result_json.read_text(), sorted(path.name for path in folder.path.iterdir())]))
+    folder.read_result().updates, sorted(path.name for path in folder.path.iterdir())]))
 """
-    sentences, all_whole, end, result, names = json.loads(small_disk(program))
+    sentences, all_whole, end, updates, names = json.loads(small_disk(program))
     expected = f"The run's folder {tmp_path / 'small'} cannot be written (No space left on device)."
     assert sentences == [expected] * 3
     assert all_whole
     assert end == "}\n"
-    assert result == '{\n  "updates": 1\n}\n'
+    assert updates == 1
     assert names == ["metrics.jsonl", "result.json"]
 
 
-def test_a_kill_while_a_file_is_replaced_leaves_the_old_or_the_new_one(tmp_path):
+def test_a_kill_while_a_file_is_replaced_leaves_the_old_or_the_new_one(tmp_path, with_sample_records):
     program = """
 import os, signal, sys, random, time
 from pathlib import Path
 from tf_ipu_dp.runs import run_folder
+import sample_records
 folder = run_folder.RunFolder(Path(sys.argv[1]))
-folder.write_result({"number": 0, "text": ["0" * 60000] * 2})
+folder.write_result(sample_records.make_result(updates=0, model="0" * 60000, dataset="0" * 60000))
 for _ in range(25):
     child = os.fork()
     if not child:
         number = 0
         while True:
             number = (number + 1) % 10
-            folder.write_result({"number": number, "text": [str(number) * 60000] * 2})
+            text = str(number) * 60000
+            folder.write_result(sample_records.make_result(updates=number, model=text, dataset=text))
     time.sleep(random.uniform(0, 0.02))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    import json
-    result = json.loads(folder.result_json.read_text())
-    assert result["text"] == [str(result["number"]) * 60000] * 2
+    result = folder.read_result()
+    assert result.model == result.dataset == str(result.updates) * 60000
 print("good")
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=with_sample_records,
+    )
     assert (done.stdout, done.stderr) == ("good\n", "")

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.training import executions, loop
+from tf_ipu_dp.training import executions, meters
 
 
 def test_means_of_a_window_come_out_of_means_since_the_beginning():
-    window = loop._Window()
+    window = meters.Window()
     losses = [4.0, 2.0, 3.0, 1.0]
     taken = []
     for number in range(1, 5):
         mean = sum(losses[:number]) / number
-        window.add(number, (mean, mean / 10), 8, executions.Execution(0.0, 1.0, 0.5, {}))
+        window.add(number, mean, mean / 10, 8, executions.Execution(0.0, 1.0, 0.5, {}))
         if number % 2 == 0:
             taken.append(window.take())
     assert [each.loss for each in taken] == pytest.approx([3.0, 2.0])
     assert [each.accuracy for each in taken] == pytest.approx([0.3, 0.2])
-    assert [(each.samples, each.seconds, each.executing_s) for each in taken] == [(16, 3.0, 2.0)] * 2
+    assert [(each.samples, each.executions, each.seconds, each.executing_s) for each in taken] == [
+        (16, 2, 3.0, 2.0)
+    ] * 2
 
 
 def test_a_callback_tells_executions_apart_from_what_lies_between_them():

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from sample_records import TIMES, make_result, make_validation
+
+from tf_ipu_dp.runs import records, result_report
+
+
+def test_the_result_reads_like_this():
+    assert result_report.render_result(make_result(), 100) == (
+        "\n"
+        "cnn on fashion_mini, in runs/a\n"
+        "\n"
+        "Updates             160  of 160\n"
+        "Compiling          20.0  s, with the first execution\n"
+        "Training           57.0  s\n"
+        "Input wait          3.0  s\n"
+        "Evaluation          8.0  s\n"
+        "Overhead           12.0  s\n"
+        "Total             100.0  s\n"
+        "Throughput        1,000  samples/s\n"
+        "Per replica       125.0  samples/s, 8 replicas\n"
+        "IPU utilisation    91.9  %\n"
+        "Loss             0.3428  on 2,048 validation samples\n"
+        "Accuracy          87.65  %\n"
+        "Top 5             99.85  %\n"
+        "\n"
+        "No bottleneck: the device was busy 92 % of training.\n"
+    )
+
+
+def test_what_is_not_reported_is_a_dash():
+    unknown = make_result(
+        utilisation_pct=None, scores=None, samples_per_s=None, times=dataclasses.replace(TIMES, input_wait_s=None)
+    )
+    text = result_report.render_result(unknown, 100)
+    for row in ("Input wait", "IPU utilisation", "Throughput", "Per replica"):
+        assert re.search(rf"^{row} +-  ", text, re.MULTILINE), row
+
+
+def test_a_run_that_was_interrupted_says_how_to_resume_and_early_stopping_has_a_verdict_too():
+    signal = records.StopReason(
+        records.StopReason.SIGNAL, True, "SIGTERM after step 40. Resume with --run_dir=a."
+    )
+    text = result_report.render_result(make_result(stopped=signal), 100)
+    assert text.endswith("\nStopped: SIGTERM after step 40. Resume with --run_dir=a.\n")
+    early = records.StopReason(records.StopReason.EARLY_STOPPING, False, "Validation loss has not improved.")
+    text = result_report.render_result(make_result(stopped=early), 100)
+    assert text.endswith(f"\nStopped: {early.message}\n{make_result().verdict.sentence}\n")
+
+
+def test_a_validation_is_a_line():
+    record = dataclasses.replace(make_validation(3), samples=2048)
+    line = "loss 0.5000  accuracy 75.00 %  top 5 99.00 %  (2,048 samples)"
+    assert result_report.render_validation(record) == line
+    assert result_report.render_scores(records.Scores(2048, 0.5, 0.75, 0.99)) == line

@@ -1,0 +1,67 @@
+"""Where the records of a run go."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+import sample_records
+import tensorflow as tf
+
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import info
+from tf_ipu_dp.planning import plan
+from tf_ipu_dp.runs import heartbeat, run_folder
+from tf_ipu_dp.training import sinks
+from tf_ipu_dp.training.console import Console
+
+PLAN = plan.plan_run(train_flags.parse(["--ipus=8", "--epochs=5"]), info.DATASETS["fashion_mini"])
+RECORD = sample_records.make_training(64, samples_per_s=1024.0, ipu_utilisation_pct={"0": 90.0, "1": None})
+
+
+def test_a_validation_that_is_repeated_is_written_once(tmp_path):
+    folder = run_folder.RunFolder(tmp_path)
+    sink = sinks.MetricsFileSink(folder, [32])
+    for record in (RECORD, *map(sample_records.make_validation, (32, 64, 64))):
+        sink.write(record)
+    assert folder.read_metrics() == [RECORD, sample_records.make_validation(64)]
+
+
+def test_tensorboard_has_every_number_that_there_is(tmp_path):
+    sink = sinks.TensorBoardSink(tmp_path)
+    sink.write(RECORD)
+    sink.write(sample_records.make_validation(64))
+    sink.close()
+    (path,) = Path(tmp_path).iterdir()
+    events = [event for event in tf.compat.v1.train.summary_iterator(str(path)) if event.summary.value]
+    found = {
+        value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
+        for event in events
+        for value in event.summary.value
+    }
+    assert found["train/loss"] == (64, 0.5) and found["train/ipu_utilisation_pct/0"] == (64, 90.0)
+    assert found["validation/top5"] == (64, pytest.approx(0.99)) and "train/ipu_utilisation_pct/1" not in found
+
+
+def test_the_console_gets_a_line_for_each_record():
+    stream = io.StringIO()
+    sink = sinks.ConsoleSink(Console(stream), PLAN)
+    sink.write(RECORD)
+    sink.write(dataclasses.replace(RECORD, loss=None, samples_per_s=None))
+    sink.write(sample_records.make_validation(64))
+    assert stream.getvalue().splitlines() == [
+        "step  64/160  loss 0.5000  accuracy 0.750  1,024 samples/s (128 per replica)  eta 24 s",
+        "step  64/160  loss -  accuracy 0.750",
+        "validation after step 64: loss 0.5000  accuracy 75.00 %  top 5 99.00 %",
+    ]
+
+
+def test_the_heartbeat_gets_step_and_throughput(tmp_path):
+    reporter = heartbeat.StatusReporter(tmp_path, environ={"XDG_RUNTIME_DIR": str(tmp_path)})
+    sink = sinks.HeartbeatSink(reporter)
+    sink.write(sample_records.make_validation(32))
+    assert reporter.status().step == 0
+    sink.write(RECORD)
+    assert (reporter.status().step, reporter.status().samples_per_s) == (64, 1024.0)
