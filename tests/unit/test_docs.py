@@ -154,7 +154,7 @@ def _program(words: Sequence[str]) -> Optional[Tuple[str, List[str]]]:
         rest = list(words[number + 1 :])
         if word in _OPERATORS:
             break
-        if re.fullmatch(r"launch/\w[\w.]*", word):
+        if re.fullmatch(r"launch/\w[\w.-]*", word):
             return word, _own(rest)
         if re.fullmatch(r"(\S*/)?python3?", word) and following.startswith("benchmarks/"):
             return following, _own(rest[1:])
@@ -349,7 +349,7 @@ def test_commands_are_accepted_and_plans_and_refusals_are_those_that_are_shown(p
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_files_that_are_named_in_the_text_exist(page):
-    named = re.findall(r"(?<![\w/.-])((?:launch|benchmarks|flags|tests|tf_ipu_dp)/[\w./]*\w)", read(page))
+    named = re.findall(r"(?<![\w/.-])((?:launch|benchmarks|flags|tests|tf_ipu_dp)/[\w./-]*\w)", read(page))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
