@@ -60,6 +60,22 @@ class Sdk:
 
         return instances.seconds_in_collectives()
 
+    def make_strategy(self, *, distributed: bool) -> sdk_types.Strategy:
+        """Returns the strategy of one instance alone, or of one of a PopDist job."""
+        if not distributed:
+            return self.ipu.ipu_strategy.IPUStrategy()
+        module = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
+        strategy: sdk_types.Strategy = module.PopDistStrategy()
+        return strategy
+
+    def set_popdist_config(self, ipu_config: sdk_types.IpuConfig, *, ipus_per_replica: int) -> None:
+        """Puts this instance's IPUs, as poprun gave them, into a configuration."""
+        importlib.import_module("popdist.tensorflow").set_ipu_config(ipu_config, ipus_per_replica=ipus_per_replica)
+
+    def host_collectives(self) -> Any:
+        """Returns the module with the collectives between the hosts of a PopDist job."""
+        return importlib.import_module("tensorflow.python.ipu.distributed")
+
     @property
     def title(self) -> str:
         return {"poplar": "Poplar SDK", "emulator": "emulator"}[self.name]

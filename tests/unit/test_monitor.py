@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_a_run_that_is_stopped_has_not_ended_and_one_that_was_killed_has(tmp_pat
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         (tmp_path / "status").mkdir()
         status = heartbeat.Status(str(tmp_path), 0, 1, socket.gethostname(), process.pid, time=time.time())
-        heartbeat._replace(heartbeat._path_of(tmp_path, 0), vars(status))
+        heartbeat.path_of(tmp_path, 0).write_text(json.dumps(status.to_json()))
         assert not has_ended()
         monkeypatch.setattr(snapshots, "STALE_S", -1.0)
         assert not has_ended()

@@ -14,7 +14,6 @@ import zlib
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
 _MAX_COUNT = 2**20
@@ -178,11 +177,6 @@ class World:
         """Returns the hosts of the instances that pass True."""
         answers = self.gather(socket.gethostname().encode() if here else b"")
         return sorted({answer.decode() for answer in answers if answer})
-
-    @staticmethod
-    def is_lost_peer(message: str) -> bool:
-        """Whether an error of the device is the consequence of another instance's end."""
-        return failures.is_lost_peer(message)
 
     def broadcast_from_leader(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns instance 0's value on all of them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import math
 import os
 import random
@@ -132,9 +131,7 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
             sdk.popdist.init()
         except RuntimeError as error:  # the other instances cannot be reached; its text says why
             raise cli.UsageError(cli.first_line(str(error))) from error
-        importlib.import_module("popdist.tensorflow").set_ipu_config(
-            ipu_config, ipus_per_replica=run.topology.ipus_per_replica
-        )
+        sdk.set_popdist_config(ipu_config, ipus_per_replica=run.topology.ipus_per_replica)
     else:
         ipu_config.auto_select_ipus = run.topology.ipus_per_instance
     try:
@@ -148,14 +145,9 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
             f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error
     sdk.ipu.utils.reset_ipu_seed(cfg.seed)
-    if distributed:
-        strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
-        strategy = strategies.PopDistStrategy()
-    else:
-        strategy = sdk.ipu.ipu_strategy.IPUStrategy()
-    several = run.topology.instances > 1
-    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
-    return Device(strategy, distributed, World(instance, run.topology.instances, collectives))
+    collectives = sdk.host_collectives() if run.topology.instances > 1 else None
+    world = World(instance, run.topology.instances, collectives)
+    return Device(sdk.make_strategy(distributed=distributed), distributed, world)
 
 
 def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
