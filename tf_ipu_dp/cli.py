@@ -1,6 +1,6 @@
-"""What every command's front has in common: flags, help, mistakes in one sentence, exit codes. No TensorFlow.
+"""How every command behaves: flags, help, mistakes in one sentence, exit codes. No TensorFlow.
 
-absl does the parsing. Added here: all mistakes of a line are found at once, an explicit flag wins over a flag file
+absl does the parsing. Added here: all mistakes of a line are reported at once, a flag on the line wins over a flag file
 wherever the file stands, an unknown flag is refused with the nearest name, and `--help` shows our flags only.
 """
 
@@ -25,12 +25,12 @@ _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in 
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
-_MOST_CHOICES_IN_A_FORM = 4
+_MOST_CHOICES_IN_FORM = 4
 _PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done. Each sentence is shown as it is."""
+    """What the user asked for cannot be done. Each sentence is shown to the user as it is."""
 
     def __init__(self, *sentences: str) -> None:
         super().__init__("\n".join(sentences))
@@ -38,7 +38,7 @@ class UsageError(ValueError):
 
 
 def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
-    """Runs a command's body and returns its exit code; a user's mistake is told in a sentence, without a traceback."""
+    """Runs a command's body and returns its exit code; a user's mistake becomes a sentence, not a traceback."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stderr is None:
@@ -54,15 +54,21 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
     except KeyboardInterrupt:
         stderr.write(f"{program}: interrupted.\n")
         return 130
-    except BrokenPipeError:  # the reader (head, less) has gone
-        _forget_stdout()
+    except BrokenPipeError:  # the reader (head, less) has ended
+        _replace_stdout_by_devnull()
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
-        _forget_stdout()
+        _replace_stdout_by_devnull()
         stderr.write(f"{program}: the output cannot be written ({error.strerror}).\n")
         return 1
+
+
+def show(text: str) -> int:
+    """Writes the result of a command that has nothing else to do, and returns its exit code."""
+    sys.stdout.write(text)
+    return 0
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -71,9 +77,9 @@ def wants_help(words: Sequence[str]) -> bool:
 
 
 def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
-    """Sets the flags from the words after the program's name; refuses with every mistake that the line has."""
+    """Sets the flags from the words after the program's name, or refuses the line with all of its mistakes."""
     fv.set_gnu_getopt(True)
-    sentences = _refuse_special(words)
+    sentences = _find_refused_absl_flags(words)
     if sentences:
         raise UsageError(*sentences)
     try:
@@ -97,7 +103,7 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         except (flags.Error, ValueError) as error:
             name, sentence = _explain(error, words, fv)
         sentences.append(sentence)
-        rest = _without(name, words, fv)
+        rest = _leave_out(name, words, fv)
         if rest == words:
             break
         words = rest
@@ -110,13 +116,13 @@ def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, wi
     """Returns the help text: the groups' flags with what they take, what they do and their defaults."""
     width = max(60, min(width, 120))
     blocks = [f"usage: {usage}", textwrap.fill(about, width)]
-    column = 2 + max(len(_form(fv[name])) for names in groups.values() for name in names)
+    column = 2 + max(len(flag_form(fv[name])) for names in groups.values() for name in names)
     column = min(column, 28) + 2
     for title, names in groups.items():
         lines = [title]
         for name in names:
-            form = "  " + _form(fv[name])
-            text = textwrap.wrap(f"{_about(fv[name])} {_default(fv[name])}".strip(), width - column)
+            form = "  " + flag_form(fv[name])
+            text = textwrap.wrap(f"{_help_text(fv[name])} {_default_text(fv[name])}".strip(), width - column)
             first = [f"{form:<{column}}{text[0]}"] if len(form) < column else [form, " " * column + text[0]]
             lines += first + [" " * column + line for line in text[1:]]
         blocks.append("\n".join(lines))
@@ -130,7 +136,7 @@ def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, wi
 
 
 def render_problems(program: str, sentences: Sequence[str]) -> str:
-    """Returns the text for stderr: the sentence, or a numbered list of them."""
+    """Returns the text for stderr: a sentence, or a numbered list of several."""
     if len(sentences) == 1:
         return f"{program}: {sentences[0]}\n"
     lines = [f"{program}: {len(sentences)} problems:"]
@@ -152,7 +158,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
     for row in rows:
         table.add_row(*row)
     stream = io.StringIO()
-    # Below this width rich would cut the numbers; the terminal had better wrap the line.
+    # Where the terminal is narrower it wraps the lines, and no number is cut.
     Console(file=stream, width=max(width, LEAST_WIDTH), color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
@@ -169,7 +175,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def first_line(text: str) -> str:
-    """Returns the first line of a library's message that says something, for a place inside a sentence."""
+    """Returns the first line of a library's message that is not blank, to be quoted inside a sentence."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
@@ -185,13 +191,26 @@ def typed(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def flag_form(flag: Flag) -> str:
+    """Returns how a flag is typed, with a placeholder for its value: `--ipus=N`, `--[no]json`."""
+    value = _placeholder(flag)
+    if flag.boolean and value:
+        return f"--{flag.name}[={value}]"
+    return f"--{flag.name}={value}" if value else f"--[no]{flag.name}"
+
+
+def describe_choices(text: str, choices: Sequence[str]) -> str:
+    """Returns a help text, followed by the choices if they are too many for the flag's form."""
+    return text if len(choices) <= _MOST_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
+
+
 def speaks_unicode(stream: TextIO) -> bool:
     """Whether a stream can carry box drawings."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
 
 
-def _forget_stdout() -> None:
-    """Python would complain again when it flushes stdout at exit."""
+def _replace_stdout_by_devnull() -> None:
+    """Keeps Python from failing again when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -200,7 +219,7 @@ def _until_end_of_flags(words: Sequence[str]) -> Sequence[str]:
 
 
 def _flag_files_first(words: Sequence[str]) -> List[str]:
-    """Moves every --flagfile to the front, so that what stands on the line itself is read last and wins."""
+    """Moves every --flagfile to the front, so that flags on the line itself are read last and win."""
     flags_part = list(_until_end_of_flags(words))
     rest = list(words[len(flags_part) :])
     files: List[str] = []
@@ -216,8 +235,8 @@ def _flag_files_first(words: Sequence[str]) -> List[str]:
     return files + others + rest
 
 
-def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]:
-    """Leaves out a flag, and the value that follows it as a word of its own."""
+def _leave_out(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]:
+    """Returns the words without a flag, and without its value where that is a word of its own."""
     kept: List[str] = []
     pending = list(words)
     while pending:
@@ -227,18 +246,21 @@ def _without(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]
         bare = word.lstrip("-") if word.startswith("-") else ""
         if bare.split("=")[0] != name:
             kept.append(word)
-        elif bare == name and pending and _takes_next(name, pending[0], fv):
+        elif bare == name and pending and _takes_next_word(name, pending[0], fv):
             pending.pop(0)
     return kept
 
 
-def _takes_next(name: str, following: str, fv: flags.FlagValues) -> bool:
-    """Whether a flag without `=` has the next word as its value; of an unknown flag that is only likely."""
+def _takes_next_word(name: str, following: str, fv: flags.FlagValues) -> bool:
+    """Whether the next word is the value of a flag without `=`; for an unknown flag that is a guess."""
     return not fv[name].boolean if name in fv else not following.startswith("-")
 
 
-def _refuse_special(words: Sequence[str]) -> List[str]:
-    """absl's own flags: --undefok would let unknown flags through, and a --flagfile without a path would be ignored."""
+def _find_refused_absl_flags(words: Sequence[str]) -> List[str]:
+    """Returns a sentence for each use of absl's own flags that is refused.
+
+    --undefok would let unknown flags through, and absl ignores a --flagfile without a path.
+    """
     sentences = []
     for word, following in zip(words, [*words[1:], "--"]):
         bare = word.lstrip("-") if word.startswith("-") else ""
@@ -255,24 +277,24 @@ def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tu
     """Returns the name on the line that an absl error is about, and the sentence for the user."""
     text = _reason(error)
     if isinstance(error, flags.UnrecognizedFlagError):
-        return error.flagname, f"--{error.flagname} is not a flag. {_nearest_flag(error.flagname, fv)}"
+        return error.flagname, f"--{error.flagname} is not a flag. {_suggest_flag(error.flagname, fv)}"
     missing = _NO_VALUE.match(text)
     if missing:
-        return missing[1], f"--{missing[1]} needs a value: {_form(fv[missing[1]])}."
+        return missing[1], f"--{missing[1]} needs a value: {flag_form(fv[missing[1]])}."
     bad = _BAD_VALUE.match(text)
     if bad:
         flag = fv[bad[1]]
         reason = f": {bad[3].rstrip('.')}" if hasattr(flag.parser, "placeholder") else ""
-        given = _given_value(bad[1], words)
-        return bad[1], f"--{bad[1]}={_shortened(given)} is not possible{reason}. It takes {_takes(flag)}."
+        given = _last_value(bad[1], words)
+        return bad[1], f"--{bad[1]}={_shorten(given)} is not possible{reason}. It takes {_accepted_values(flag)}."
     denied = _NO_ARGUMENT.match(text)
     if denied:
         return denied[1], f"{text}. Write --{denied[1]}, or --{denied[1][2:]}."
     return "", text
 
 
-def _given_value(name: str, words: Sequence[str]) -> str:
-    """Returns what the line has for a flag; the last one, as absl reads it."""
+def _last_value(name: str, words: Sequence[str]) -> str:
+    """Returns the value that the line gives a flag: the last one, as in absl."""
     value = ""
     for word, following in zip(words, [*words[1:], ""]):
         bare = word.lstrip("-") if word.startswith("-") else ""
@@ -287,52 +309,52 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".").replace("ERROR:: ", "")
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _nearest_flag(name: str, fv: flags.FlagValues) -> str:
+def _suggest_flag(name: str, fv: flags.FlagValues) -> str:
     near = get_close_matches(name.lower(), list(fv), n=1, cutoff=0.5)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
 
 
-def _form(flag: Flag) -> str:
-    value = _value_form(flag)
-    if flag.boolean and value:
-        return f"--{flag.name}[={value}]"
-    return f"--{flag.name}={value}" if value else f"--[no]{flag.name}"
-
-
-def _value_form(flag: Flag) -> str:
+def _placeholder(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
-        return "|".join(choices) if len(choices) <= _MOST_CHOICES_IN_A_FORM else "NAME"
+        return "|".join(choices) if len(choices) <= _MOST_CHOICES_IN_FORM else "NAME"
     return getattr(flag.parser, "placeholder", None) or _PLACEHOLDERS.get(flag.flag_type(), "TEXT")
 
 
-def _about(flag: Flag) -> str:
-    """The help text as it was written: absl puts an enum's choices in front of it."""
+def _help_text(flag: Flag) -> str:
+    """Returns the help text as it was written, with the choices where the flag's form leaves them out.
+
+    absl puts an enum's choices in front of the text.
+    """
     text = str(flag.help)
     choices = getattr(flag.parser, "enum_values", None)
     if not choices:
         return text
-    text = text.split(">: ", 1)[-1]
-    return text if len(choices) <= _MOST_CHOICES_IN_A_FORM else f"{text.rstrip('.')}: {alternatives(choices)}."
+    return describe_choices(text.split(">: ", 1)[-1], choices)
 
 
-def _takes(flag: Flag) -> str:
+def _accepted_values(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
         return alternatives(choices)
-    if flag.boolean and not _value_form(flag):
+    if flag.boolean and not _placeholder(flag):
         return "true or false"
     lower, upper = getattr(flag.parser, "lower_bound", None), getattr(flag.parser, "upper_bound", None)
     if lower is not None:
-        return f"a whole number from {lower} " + ("on" if upper is None else f"to {upper}")
+        kind = "a number" if isinstance(flag.parser, flags.FloatParser) else "a whole number"
+        return f"{kind} from {_bound_text(lower)} " + ("on" if upper is None else f"to {_bound_text(upper)}")
     return getattr(flag.parser, "syntactic_help", "") or f"a {flag.flag_type()}"
 
 
-def _default(flag: Flag) -> str:
+def _bound_text(bound: float) -> str:
+    return str(int(bound) if float(bound).is_integer() else bound)
+
+
+def _default_text(flag: Flag) -> str:
     if flag.default is None or flag.boolean:
         return ""
     return f"Default: {flag.default_as_str.strip(chr(39))}."

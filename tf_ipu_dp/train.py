@@ -1,5 +1,8 @@
 """Trains a Keras model data-parallel on IPUs: `python -m tf_ipu_dp.train --ipus=8`."""
 
+# For the emulator's poprun, which imports them once for all instances of a host:
+# poprun preloads: tf_ipu_dp.training.run, tf_ipu_dp.training.evaluate, tf_ipu_dp.training.input_speed
+
 from __future__ import annotations
 
 import atexit
@@ -18,7 +21,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.datasets import info, lookup
 from tf_ipu_dp.distributed import world
-from tf_ipu_dp.planning import plan
+from tf_ipu_dp.planning import plan, relayout
 
 
 def main(words: Sequence[str]) -> int:
@@ -87,8 +90,7 @@ def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> sch
             f"--instances={cfg.instances} disagrees with {ranks.launcher}, which started {ranks.instances}. "
             f"Leave --instances out, or start {cfg.instances}."
         )
-    stages = cfg.pipeline_stages or len(cfg.pipeline_splits or ()) + 1
-    ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(stages)
+    ipus = cfg.ipus or ranks.instances * plan.ipus_per_replica(cfg.requested_stages or 1)
     return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus)
 
 
@@ -102,7 +104,7 @@ def _keep_saved_global_batch(
 
     folder = run_folder.RunFolder(Path(cfg.run_dir))
     saved = folder.read_plan() if folder.has_checkpoints() else None
-    return plan.keep_global_batch(cfg, dataset, saved.job_batch, launched) if saved else cfg
+    return relayout.keep_global_batch(cfg, dataset, saved.job_batch, launched) if saved else cfg
 
 
 def _parse(words: Sequence[str]) -> schema.TrainConfig:
@@ -140,7 +142,7 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
                 "Use a folder without one."
             )
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
-    if cfg.dataset == "synthetic_device":
+    if run.dataset.made_on_device:
         sdk.set_poplar_flags(os.environ, "--use_synthetic_data", "--synthetic_data_categories=infeed")
     try:
         modules = sdk.load(cfg.sdk)
@@ -197,15 +199,11 @@ def _help() -> str:
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends the process. Failed instances skip Horovod's shutdown because peers may be gone.
-
-    On the emulator only TensorFlow's own threads are left by now, which can crash while the interpreter shuts down: so
-    it exits without shutting down.
-    """
-    from tf_ipu_dp import emulator
+    """Ends the process. Failed instances skip Horovod's shutdown because peers may be gone."""
+    from tf_ipu_dp import sdk
 
     failed = code and (world.read_launched(os.environ) or world.read_ranks(os.environ))
-    if not failed and not emulator.is_installed():
+    if not failed and not sdk.skips_interpreter_shutdown():
         sys.exit(code)
     if not failed:
         atexit._run_exitfuncs()

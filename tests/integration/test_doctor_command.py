@@ -30,7 +30,7 @@ def test_the_test_environment_is_ready_and_horovod_is_built_with_gloo(doctor):
     ("source", "reason"),
     [
         ("raise ImportError('broken wheel')", "ImportError: broken wheel"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "the interpreter was ended by SIGILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "the interpreter was killed by SIGILL"),
     ],
 )
 def test_a_tensorflow_that_fails_or_kills_the_interpreter_is_reported(tmp_path, source, reason, doctor):
@@ -39,7 +39,7 @@ def test_a_tensorflow_that_fails_or_kills_the_interpreter_is_reported(tmp_path, 
     done = doctor(PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"✗  TensorFlow           {reason}" in done.stdout
-    assert done.stdout.endswith("Train would not start here.\n")
+    assert done.stdout.endswith("Not ready: train cannot start here.\n")
 
 
 def test_help_and_mistakes_are_like_those_of_train(doctor):

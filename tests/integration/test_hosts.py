@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp.emulator.launcher import hosts, processes
+from tf_ipu_dp.emulator.launcher import host_job, remote_host, supervisor
 
 WAITING = """
 import os, subprocess, time
@@ -123,7 +123,7 @@ def test_an_instance_killed_on_another_host_ends_all_and_is_named_with_its_host(
     os.kill(pids[3][0], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 137
-    assert f"instance 3 ended with 137 (SIGKILL) on host {two_hosts.names[1]}" in err
+    assert f"instance 3 on host {two_hosts.names[1]} was killed by SIGKILL" in err
     assert_gone(pids)
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["instance"], report["host"], report["status"]) == (3, two_hosts.names[1], 137)
@@ -143,7 +143,7 @@ def test_a_lost_remote_shell_ends_the_job_with_a_sentence(two_hosts, start_waiti
     process, pids = start_waiting()
     theirs = set(two_hosts.pids(two_hosts.names[1])) - {pid for group in pids for pid in group}
     for pid in theirs:
-        if b"tf_ipu_dp.emulator.launcher.hosts" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"tf_ipu_dp.emulator.launcher.host_agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -227,14 +227,15 @@ def test_what_another_host_lacks_is_named_in_one_sentence(two_hosts, tmp_path, r
 
 
 @pytest.mark.parametrize("frame", ["no JSON", '{"unheard_of": 1}', '{"exited": [1]}', "[]"])
-def test_a_host_that_says_what_nobody_understands_is_lost(frame):
+def test_a_host_that_sends_a_message_that_cannot_be_read_is_lost(frame):
     hello, answer = (f"printf '%b' '\\036ipu:{each}\\n'" for each in ('{"hello": ["there", []]}', frame))
-    events = processes.Events()
+    events = supervisor.Events()
     shell = ["sh", "-c", f"{hello}; grep -m1 -q job; {answer}; exec cat >/dev/null"]
-    remote = hosts.Remote("there", shell, None, events)
-    remote.wait()
-    remote.give(hosts.HostJob(["true"], "/", {}, {0: {}}, numa=False))
+    remote = remote_host.RemoteHost("there", shell, None, events)
+    remote.wait_until_ready()
+    remote.assign(host_job.HostJob(["true"], "/", {}, {0: {}}, numa=False))
     remote.start()
     what, (host, reason) = events.next(60)
-    remote.close(0.0, ask=False)
-    assert (what, host) == ("lost", "there") and reason.startswith("What host there sent could not be used")
+    remote.close(0.0, terminate=False)
+    assert (what, host) == ("host_lost", "there")
+    assert reason.startswith("Host there sent a message that cannot be read")

@@ -54,7 +54,7 @@ def finish(process):
 
 
 def said(err):
-    """Returns what the launcher itself has said."""
+    """Returns the lines of the launcher itself."""
     return [line for line in err.splitlines() if line.startswith("launch: ")]
 
 
@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory, run_command):
     return folder
 
 
-def test_a_job_is_started_again_after_a_failure_and_on_fewer_instances_after_a_second_and_ends_in_the_same_weights(
+def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_second_and_ends_in_the_same_weights(
     tmp_path, monkeypatch, undisturbed, start, pids_of, wait_for_checkpoint
 ):
     (tmp_path / "sitecustomize.py").write_text(FAILS_WHEN_TOLD)
@@ -104,22 +104,23 @@ def test_a_job_is_started_again_after_a_failure_and_on_fewer_instances_after_a_s
     os.kill(pids_of(folder)[1], signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 0, err
-    # The other instance's complaint about Horovod is not the cause, whoever was quicker.
+    # The other instance's error from Horovod is a secondary failure, whichever was written first.
     assert re.search(
-        r"^launch: instance 1 on \S+ failed( \(1 other failed because of it\))?\. Its last lines:\n(  .*\n){1,19}"
+        r"^launch: instance 1 on \S+ failed( \(1 other instance failed as a consequence\))?\. Its last lines:\n"
+        r"(  .*\n){1,19}"
         r"  RuntimeError: the disk is on fire\nlaunch: ",
         err,
         re.MULTILINE,
     )
-    again = [line for line in said(err) if "starting again" in line]
+    again = [line for line in said(err) if "restarting" in line]
     assert re.fullmatch(
-        r"launch: instance 1 on \S+ failed; starting again from step \d+ on 2 instances x 2 replicas\. "
+        r"launch: instance 1 on \S+ failed; restarting from step \d+ on 2 instances x 2 replicas\. "
         r"Restart 1 of 3\.",
         again[0],
     )
     assert re.fullmatch(
-        r"launch: instance 1 on \S+ ended with 137 \(SIGKILL\); instance 1 has failed twice in a row; starting again "
-        r"from step \d+ on 1 instance x 2 replicas, accumulation 2 in place of 1 \(global batch 32 kept\)\. "
+        r"launch: instance 1 on \S+ was killed by SIGKILL; instance 1 failed twice in a row; restarting "
+        r"from step \d+ on 1 instance x 2 replicas, accumulation 2 instead of 1 \(global batch 32 kept\)\. "
         r"Restart 2 of 3\.",
         again[1],
     )
@@ -140,7 +141,7 @@ def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_sam
     assert code == 143, err
     stopped = int(re.search(r"SIGTERM after step (\d+), saved", out)[1])
     assert re.search(
-        r"launch: stopped after .*\. Go on with: python -m tf_ipu_dp\.launch --max_restarts=3 -- --instances=2 .*"
+        r"launch: stopped after .*\. Resume with: python -m tf_ipu_dp\.launch --max_restarts=3 -- --instances=2 .*"
         rf"--run_dir={folder}$",
         said(err)[-1],
     )
@@ -150,11 +151,11 @@ def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_sam
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     out, err = done.stdout, done.stderr
     assert done.returncode == 0, out + err
-    assert f"going on from step {stopped}" in out + err
+    assert f"Resuming from step {stopped}" in out + err
     assert_same_weights(undisturbed, folder, 1e-5)
 
 
-def test_what_would_end_the_same_again_is_told_once_and_not_started_again(tmp_path, start):
+def test_a_failure_that_is_not_transient_is_shown_once_and_not_restarted(tmp_path, start):
     with run_folder.open_folder(str(tmp_path / "run"), name="x", now=datetime(2026, 1, 5), needed_bytes=0):
         process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={tmp_path / 'run'}")
         code, _, err = finish(process)
@@ -163,7 +164,7 @@ def test_what_would_end_the_same_again_is_told_once_and_not_started_again(tmp_pa
     failed, how = said(err)[-2:]
     assert re.fullmatch(r"launch: instance \d on \S+ failed\. Its last lines:", failed)
     assert len(re.findall(rf"^  {sentence}$", err, re.MULTILINE)) == 1
-    assert "nothing is saved. It is not started again, because it would end the same. Go on with: python" in how
+    assert "there is no checkpoint. It was not restarted, because it would fail again. Resume with: python" in how
 
 
 def test_one_and_several_instances_are_shown_to_end_in_the_same_weights(tmp_path, start):
@@ -174,7 +175,7 @@ def test_one_and_several_instances_are_shown_to_end_in_the_same_weights(tmp_path
     assert header.split() == ["Layer", "Weights", "Difference", "Relative"]
     assert [line.split()[0] for line in layers][:2] == ["conv1_conv", "conv1_norm"] and len(layers) == 8
     layouts = "1 instance x 4 replicas and 2 instances x 2 replicas"
-    assert out.splitlines()[-1] == f"{layouts} after 2 updates: the same weights, bit by bit."
+    assert out.splitlines()[-1] == f"{layouts} after 2 updates: identical weights, bit for bit."
     assert "training 2 updates on 2 instances x 2 replicas..." in err
     assert not list(tmp_path.iterdir())
 

@@ -20,7 +20,7 @@ import urllib.request
 
 import pytest
 
-from tf_ipu_dp.monitoring import snapshots
+from tf_ipu_dp.monitoring import process_info
 
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
@@ -82,7 +82,7 @@ def test_a_command_line_with_control_characters_is_shown_whole_and_escaped(hold,
     assert re.search(rf"^ *{process.pid}  \S+ +00:00:\d\d  0-3 +running ", done.stdout, re.MULTILINE)
 
 
-def test_json_is_typed_and_one_object_per_line_when_it_goes_on(hold, monitor):
+def test_json_is_typed_and_one_object_per_line_with_watch(hold, monitor):
     process = hold(2)
     value = json.loads(monitor("--json").stdout)
     assert (value["schema"], value["sdk"], len(value["ipus"])) == (1, "emulator", 64)
@@ -103,13 +103,13 @@ def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold, monito
     assert done.stderr == "monitor: --need=5, but 4 of 8 IPUs are free.\n"
 
 
-def test_health_tells_the_last_event_and_fails_for_a_bad_one(tmp_path, monitor):
+def test_health_shows_the_last_event_and_fails_for_a_bad_one(tmp_path, monitor):
     assert monitor("--health").returncode == 0
     record = tmp_path / "events.json"
     record.write_text(json.dumps({"severity": "error", "description": "parity", "pid": "7"}), encoding="utf-8")
     done = monitor("--health", IPU_APP_EVENT_RECORD_PATH=str(record))
     assert done.returncode == 1
-    assert "wrong  the last application event is of severity error: parity\n" in done.stdout
+    assert "fault  the last application event has severity error: parity\n" in done.stdout
     record.write_text("no json", encoding="utf-8")
     done = monitor("--health", "--json", f"--events={record}")
     assert done.returncode == 1 and "cannot be read: gcipuinfo failed (JSONDecodeError" in done.stdout
@@ -133,42 +133,40 @@ def test_poplar_without_the_sdk_is_refused_with_what_works(monitor):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import os; os.abort()", "gcipuinfo ended its process by signal 6"),
+        ("import os; os.abort()", "gcipuinfo crashed with signal 6"),
         ("def gcipuinfo(): raise OSError('no driver')", "gcipuinfo failed (OSError: no driver)"),
     ],
 )
-def test_an_sdk_that_is_there_and_cannot_be_read_is_a_fault_and_the_free_ipus_are_called_emulated(
-    tmp_path, text, reason, monitor
-):
+def test_an_sdk_that_cannot_be_read_is_a_fault_and_the_free_ipus_are_called_emulated(tmp_path, text, reason, monitor):
     (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = monitor("--health", PYTHONPATH=paths)
-    assert done.returncode == 1 and "nothing is wrong" not in done.stdout
-    assert f"wrong  the Poplar SDK's IPUs cannot be read: {reason}" in done.stdout
+    assert done.returncode == 1 and "no faults" not in done.stdout
+    assert f"fault  the Poplar SDK's IPUs cannot be read: {reason}" in done.stdout
     done = monitor("--health", "--json", PYTHONPATH=paths)
     value = json.loads(done.stdout)
     assert (done.returncode, value["healthy"], len(value["faults"])) == (1, False, 1) and reason in value["faults"][0]
     assert monitor("--health", "--sdk=emulator", PYTHONPATH=paths).returncode == 0
     done = monitor("--free", PYTHONPATH=paths, IPU_EMULATOR_IPUS="4")
     assert (done.returncode, done.stdout) == (0, "0 1 2 3\n")
-    said = f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read ({reason}"
-    assert done.stderr.startswith(said)
-    assert done.stderr.endswith("; --sdk=poplar insists on the real ones.\n") and done.stderr.count("\n") == 1
+    start = f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read ({reason}"
+    assert done.stderr.startswith(start)
+    assert done.stderr.endswith("). Use --sdk=poplar to require the real ones.\n") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behind(tmp_path, number, wait_until):
-    told = tmp_path / "told"
-    text = f"import os, time\nos.symlink(str(os.getpid()), {str(told)!r})\ntime.sleep(600)"
+    pid_link = tmp_path / "pid_link"
+    text = f"import os, time\nos.symlink(str(os.getpid()), {str(pid_link)!r})\ntime.sleep(600)"
     (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(MONITOR, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as watching:
-        wait_until(told.is_symlink)
-        helper = int(os.readlink(told))
+        wait_until(pid_link.is_symlink)
+        helper = int(os.readlink(pid_link))
         watching.send_signal(number)
         watching.wait(60)
         try:
-            assert wait_until(lambda: not snapshots.is_alive(helper))
+            assert wait_until(lambda: not process_info.is_alive(helper))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(helper, signal.SIGKILL)
@@ -233,11 +231,13 @@ def test_watching_redraws_in_place_pauses_resizes_and_leaves_the_terminal_as_it_
     assert "64 IPUs (emulated), 2 in use" in first and "free: IPU 2-63" in first
     assert screen.read_settings() != screen.settings
     screen.press(b"p")
-    screen.read_until("paused")
+    screen.read_until("p resume (paused)")
     screen.resize(12, 60)
     os.kill(screen.process.pid, signal.SIGWINCH)
     # What was drawn before the signal may still be on its way.
-    small = next(text for text in (screen.read_until("paused") for _ in range(20)) if "\x1b[13;1H" not in text)
+    small = next(
+        text for text in (screen.read_until("p resume (paused)") for _ in range(20)) if "\x1b[13;1H" not in text
+    )
     assert "\x1b[12;1H" in small
     screen.press(b"p")
     screen.read_until("p pause")
@@ -270,7 +270,7 @@ def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold, monitor)
     assert recorder.returncode == 0 and re.search(r"monitor: \d+ samples in ", said)
     assert "IPU" in drawn.read_text(encoding="utf-8")
     done = monitor(f"--record={recorded}")
-    assert done.returncode == 1 and "is there already" in done.stderr
+    assert done.returncode == 1 and "already exists" in done.stderr
 
 
 def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold, wait_until):
@@ -315,12 +315,12 @@ def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path, m
         training.send_signal(signal.SIGTERM)
         training.wait(120)
     done = monitor(f"--explain={run}")
-    assert done.returncode == 0 and "Held back by" in done.stdout
+    assert done.returncode == 0 and "ottleneck" in done.stdout
     assert json.loads(monitor("--explain", str(run), "--json").stdout)["kind"]
 
 
 # A run as it is started by `train`, with a cause that is made on purpose.
-HELD_BACK = """
+SLOWED_DOWN = """
 import os, sys, time
 import tensorflow as tf
 from tf_ipu_dp import cli, train
@@ -352,14 +352,14 @@ sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
     ("cause", "flags", "verdict"),
     [
         ("input", ["--ipus=2", "--epochs=15steps"], ("input", None, "eight_bit_io")),
-        ("executions", ["--ipus=1", "--epochs=80steps"], ("executions", None, "device_iterations")),
+        ("executions", ["--ipus=1", "--epochs=80steps"], ("small executions", None, "device_iterations")),
         ("late", ["--ipus=4", "--instances=2", "--epochs=12steps"], ("late instance", 1, "instances")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_holds_a_run_back_is_found_and_named(tmp_path, cause, flags, verdict, monitor):
+def test_the_bottleneck_of_a_run_is_found_and_named(tmp_path, cause, flags, verdict, monitor):
     program = tmp_path / "program.py"
-    program.write_text(HELD_BACK, encoding="utf-8")
+    program.write_text(SLOWED_DOWN, encoding="utf-8")
     poprun = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "4"]
     words = ["--model=mlp", "--sdk=emulator", f"--run_dir={tmp_path / 'run'}"]
     command = [sys.executable, str(program), cause, *flags, *words]

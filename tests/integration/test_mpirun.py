@@ -53,4 +53,4 @@ def test_an_instance_of_mpirun_that_is_killed_is_named_and_the_job_goes_on(
     _, err = job.communicate(timeout=200)
     said = [line for line in err.splitlines() if line.startswith("launch: instance 1 on ")]
     assert job.returncode == 0, err
-    assert len(said) == 1 and "ended with 137 (SIGKILL); starting again from step " in said[0]
+    assert len(said) == 1 and "was killed by SIGKILL; restarting from step " in said[0]

@@ -225,8 +225,8 @@ exchange(tf.constant(1.0))
 
 
 @pytest.mark.parametrize(("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1")])
-def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, way, preload, poprun):
+def test_the_instance_that_fails_is_the_first_even_if_the_others_fail_as_a_consequence(tmp_path, way, preload, poprun):
     (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
     code, _, err = poprun(4, 4, "python3", tmp_path / "program.py", IPU_EMULATOR_PRELOAD=preload, WAY=way)
     assert code == 3
-    assert err.splitlines()[-1] == "poprun: instance 1 ended with 3; the others were ended."
+    assert err.splitlines()[-1] == "poprun: instance 1 exited with status 3; the other instances were stopped."

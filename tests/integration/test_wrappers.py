@@ -242,7 +242,7 @@ def test_what_an_sdk_environment_lacks_is_added_and_what_it_has_is_held(clone, t
     changes = {"VIRTUAL_ENV": str(sdk), "TF_IPU_DP_PYTHON": None, "PATH": f"{sdk}/bin:{os.environ['PATH']}"}
     code, out, err = run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **changes)
     assert code == 0 and "replica 7  IPU 7" in out, err
-    assert "lacks prometheus-client, rich, tqdm; adding that, changing nothing that is there" in err
+    assert "lacks prometheus-client, rich, tqdm; adding them without changing installed packages" in err
     listed = subprocess.run([*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True).stdout
     assert "absl-py==1.0.0" in listed and "six==1.15.0" in listed and "rich==" in listed and "tqdm==" in listed
     assert not re.search(r"(?im)^(tensorflow|keras|numpy|protobuf)", listed)

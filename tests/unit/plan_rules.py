@@ -1,8 +1,48 @@
-"""The SDK's rules, stated a second time and differently from the planner: by counting rather than by formula."""
+"""Random flags and launches, and the SDK's rules stated differently from the planner: by counting, not by formula."""
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
+from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.planning import plan as planner
+from tf_ipu_dp.planning.plan import LaunchedTopology
+
+POWERS = st.integers(0, 10).map(lambda exponent: 2**exponent)
+COUNTS = st.one_of(POWERS, st.integers(1, 40))
+CONFIGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "ipus": COUNTS,
+        "pipeline_stages": st.integers(1, 9),
+        "pipeline_schedule": st.sampled_from(schema.SCHEDULES),
+        "instances": COUNTS,
+        "hosts": st.one_of(st.integers(1, 9).map(str), st.sampled_from(["a", "a,b", "a,b,c", "n1,n2,n3,n4"])),
+        "micro_batch_size": st.integers(1, 70),
+        "gradient_accumulation": st.integers(1, 40),
+        "global_batch_size": st.integers(1, 10_000),
+        "device_iterations": st.integers(1, 40),
+        "updates_per_epoch": st.integers(1, 300),
+        "epochs": st.one_of(st.integers(1, 9).map(str), st.integers(1, 900).map("{}steps".format)),
+        "dataset": st.sampled_from(["fashion_mini", "cifar10", "imagenet2012"]),
+    },
+)
+LAUNCHES = st.one_of(
+    st.none(),
+    st.builds(
+        lambda local, instances, per_replica, hosts: LaunchedTopology(
+            "poprun", local * instances, per_replica, instances, 0, hosts
+        ),
+        local=COUNTS,
+        instances=COUNTS,
+        per_replica=st.one_of(POWERS, st.just(3)),
+        hosts=st.one_of(st.none(), st.integers(1, 4)),
+    ),
+)
+
+
+def parse_dict(given_flags):
+    return train_flags.parse([f"--{name}={value}" for name, value in given_flags.items()])
 
 
 def assert_obeys_the_rules(run: planner.RunPlan) -> None:

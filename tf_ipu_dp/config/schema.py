@@ -1,4 +1,4 @@
-"""Flags in, one frozen TrainConfig out. Pure: no TensorFlow, no environment, no printing."""
+"""The frozen TrainConfig that flags are parsed into, and the types of its values. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Hosts:
 
 @dataclasses.dataclass(frozen=True)
 class LossScaling:
-    """What the loss is multiplied by before the backward pass: a constant (1: nothing), or what suits (None)."""
+    """What the loss is multiplied by before the backward pass: a constant (1: no scaling), or dynamic (None)."""
 
     factor: Optional[float]
 
@@ -58,9 +58,9 @@ class LossScaling:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One run as it was asked for. Field names are the flag names; defaults live in the flags only.
+    """One run as the flags ask for it. Field names are the flag names; defaults are in `train_flags` only.
 
-    None means that the flag was not given, and that the planner or poprun decides.
+    None means that the flag was not given, and that the planner or the launcher decides.
     """
 
     ipus: Optional[int]
@@ -118,13 +118,18 @@ class TrainConfig:
     evaluate: bool
     input_only: bool
 
+    @property
+    def requested_stages(self) -> Optional[int]:
+        """Pipeline stages that the flags ask for, by number or by their split points; None where they leave it open."""
+        return self.pipeline_stages or (len(self.pipeline_splits) + 1 if self.pipeline_splits else None)
+
     @classmethod
     def from_flags(cls, fv: flags.FlagValues) -> TrainConfig:
-        """Reads the flags' values once; after this nobody looks at the flags."""
+        """Returns the config that parsed flags make; below this the flags themselves are not read."""
         values: Dict[str, Any] = {field.name: fv[field.name].value for field in dataclasses.fields(cls)}
         return cls(**values)
 
     def flag_lines(self) -> Tuple[str, ...]:
-        """Returns the flags that make this config again, one per line of a flag file."""
+        """Returns the flags that parse into this config, one per line of a flag file."""
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return tuple(cli.flag_text(name, value) for name, value in values if value is not None)

@@ -1,58 +1,213 @@
-"""The flags of a training run: declared once, parsed into one frozen TrainConfig. Pure."""
+"""The flags of a training run, each declared once. Pure.
+
+From a declaration are made the absl flag, its lines in `--help` and in docs/flags.md, and what a run checks: which
+values a checkpoint is tied to, which an evaluation takes from the run, and which may differ between instances.
+A new flag is a row here and a field of `schema.TrainConfig`.
+"""
 
 from __future__ import annotations
 
-import math
-import re
-from typing import Any, Optional, Sequence, Tuple
+import dataclasses
+import enum
+from typing import Any, Dict, Sequence, Tuple
 
 from absl import flags
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import SCHEDULES, TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan, TrainConfig
-from tf_ipu_dp.datasets.info import DATASETS
+from tf_ipu_dp.config import parsers, recipe
+from tf_ipu_dp.config.parsers import Parser, choice, real, switch, whole
+from tf_ipu_dp.config.schema import SCHEDULES, Duration, TimeSpan, TrainConfig
+from tf_ipu_dp.datasets import info
 from tf_ipu_dp.planning import architectures
 
-# Bounds that no job reaches, so that a slip of the finger is refused and not computed.
-_MOST = 2**31 - 1
-
-
-_MOST_IPUS = 2**20
-
-
 PRECISIONS = ("32.32", "16.32", "16.16")
-
-
-OPTIMIZERS = ("sgd", "adam", "lars")
-
-
 LR_SCHEDULES = ("constant", "step", "cosine", "polynomial")
-
-
 AUGMENTATIONS = ("auto", "none", "crop", "crop_flip", "imagenet")
 
 
-GROUPS = {
-    "IPUs": ("ipus", "pipeline_stages", "pipeline_schedule", "pipeline_splits", "instances", "hosts"),
-    "Model": ("model", "norm", "precision", "recompute"),
-    "Data": ("dataset", "data_dir", "image_size", "augment", "eight_bit_io", "prefetch"),
+class Effect(enum.Enum):
+    """What a flag changes, which decides whether a checkpoint made with another value can be used."""
+
+    MODEL = "model"  # the model or its data: such a checkpoint can be neither resumed nor evaluated
+    WEIGHTS = "weights"  # the weights that training arrives at: it can be evaluated, but not resumed
+    RUN = "run"  # how, where or how long the run is carried out: it can be resumed and evaluated
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One flag: what it takes, what `--help` says of it, and what depends on its value."""
+
+    name: str
+    default: Any  # None: left open, for the planner, the launcher or the run to decide
+    parser: Parser
+    effect: Effect
+    help: str
+    open_default: str = ""  # completes "Default: ..." in the help where `default` is None
+    # Whether --evaluate takes the run's own value where none is given. It does not need how training was divided.
+    kept_for_evaluation: bool = True
+    # Whether the instances of a job may have different values, because their hosts differ or it says nothing of them.
+    per_instance: bool = False
+
+    def define(self, fv: flags.FlagValues) -> None:
+        """Adds the flag to others."""
+        text = f"{self.help} Default: {self.open_default}." if self.open_default else self.help
+        if isinstance(self.parser, flags.BooleanParser):
+            flags.DEFINE_bool(self.name, self.default, text, flag_values=fv)
+        elif isinstance(self.parser, flags.EnumParser):
+            flags.DEFINE_enum(self.name, self.default, self.parser.enum_values, text, flag_values=fv)
+        else:
+            flags.DEFINE(self.parser, self.name, self.default, text, fv, parsers.Serializer())
+
+
+def _learning_rates() -> str:
+    return ", ".join(f"{optimizer.learning_rate:g} for {name}" for name, optimizer in recipe.OPTIMIZERS.items())
+
+
+def _with_momentum() -> str:
+    return " and ".join(name for name, optimizer in recipe.OPTIMIZERS.items() if optimizer.has_momentum)
+
+
+# fmt: off
+_FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
+    "IPUs": (
+        Flag("ipus", None, whole(1, parsers.LARGEST_JOB), Effect.RUN,
+             "IPUs in the whole job, a power of two.", "1, or what poprun gives"),
+        Flag("pipeline_stages", None, whole(1, parsers.LARGEST_JOB), Effect.RUN,
+             "Parts that the model is cut into, one per IPU. A replica takes the next power of two of IPUs.",
+             "1, or the IPUs per replica that poprun gives"),
+        Flag("pipeline_schedule", "grouped", choice(SCHEDULES), Effect.RUN,
+             "Order in which a pipeline works through its micro batches."),
+        Flag("pipeline_splits", None, parsers.NamesParser(), Effect.RUN,
+             "Blocks of the model at which a new pipeline stage begins, like conv3_block1,conv4_block1 (--dry_run "
+             "shows them).", "what balances the work of the stages"),
+        Flag("instances", None, whole(1, parsers.LARGEST_JOB), Effect.RUN,
+             "Host processes, each with the same number of replicas.", "1, or what poprun gives",
+             kept_for_evaluation=False),
+        Flag("hosts", None, parsers.HostsParser(), Effect.RUN,
+             "Machines of the job: how many, or their names. Each gets the same number of instances.", "1",
+             kept_for_evaluation=False, per_instance=True),
+    ),
+    "Model": (
+        Flag("model", "cnn", choice(architectures.MODELS), Effect.MODEL, "Model to train."),
+        Flag("norm", None, choice(architectures.NORMS), Effect.MODEL,
+             "Normalisation in the model. In a pipeline the SDK does not keep batch norm's moving statistics.",
+             "batch, or group in a pipeline"),
+        Flag("precision", "32.32", choice(PRECISIONS), Effect.WEIGHTS,
+             "Bits of the computation and of the weights."),
+        Flag("recompute", False, switch(), Effect.RUN,
+             "Compute activations again in the backward pass, which saves memory of the IPU."),
+    ),
+    "Data": (
+        Flag("dataset", "fashion_mini", parsers.DatasetNameParser(), Effect.MODEL,
+             f"Data set to train on: {cli.alternatives(info.DATASETS)}, or the name of any image classification set "
+             "that tensorflow-datasets has prepared in --data_dir."),
+        Flag("data_dir", None, parsers.PathParser(), Effect.RUN,
+             "Folder of tensorflow-datasets.", "its own, ~/tensorflow_datasets", per_instance=True),
+        Flag("image_size", None, whole(architectures.LEAST_SIZE, 4096), Effect.MODEL,
+             "Height and width that images are resized to.",
+             f"those of the data set ({info.SIZE_WHERE_IMAGES_DIFFER} where its images differ)"),
+        Flag("augment", "auto", choice(AUGMENTATIONS), Effect.WEIGHTS,
+             "Random change of the training images, seeded per sample: crop shifts by up to 4 pixels, crop_flip also "
+             "mirrors, imagenet cuts out a random part, auto does what is usual for the data set."),
+        Flag("eight_bit_io", False, switch(), Effect.RUN,
+             "Send images to the IPU as 8-bit numbers and normalise them there."),
+        Flag("prefetch", True, switch(), Effect.RUN,
+             "Load and prepare the next micro batches while the IPUs compute."),
+    ),
     "Batch": (
-        "micro_batch_size", "gradient_accumulation", "global_batch_size", "device_iterations", "updates_per_epoch",
+        Flag("micro_batch_size", 32, whole(1), Effect.RUN, "Samples in one forward pass of one replica."),
+        Flag("gradient_accumulation", None, whole(1), Effect.RUN,
+             "Micro batches that each replica accumulates for one weight update.",
+             "the fewest that the schedule takes (1 without a pipeline)", kept_for_evaluation=False),
+        Flag("global_batch_size", None, whole(1), Effect.WEIGHTS,
+             "Samples in one weight update of the whole job. Use it in place of --gradient_accumulation, which is then "
+             "calculated.", "micro batch x accumulation x replicas", kept_for_evaluation=False),
+        Flag("device_iterations", 1, whole(1), Effect.RUN,
+             "Weight updates in one call into the device (one execution); must divide the epoch.",
+             kept_for_evaluation=False),
+        Flag("updates_per_epoch", None, whole(1), Effect.WEIGHTS,
+             "Weight updates in an epoch.", "as many as the data set fills", kept_for_evaluation=False),
     ),
     "Recipe": (
-        "epochs", "optimizer", "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "lr_drop_epochs",
-        "warmup_epochs", "momentum", "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction",
+        Flag("epochs", Duration(5), parsers.DurationParser(), Effect.RUN,
+             "How long to train: 5 (epochs), or 200steps (weight updates).", kept_for_evaluation=False),
+        Flag("optimizer", "sgd", choice(tuple(recipe.OPTIMIZERS)), Effect.WEIGHTS,
+             "Rule of the weight update; sgd has momentum."),
+        Flag("learning_rate", None, real(), Effect.WEIGHTS,
+             "Highest learning rate, before --lr_scaling.", _learning_rates()),
+        Flag("lr_scaling", "none", choice(("none", "linear", "sqrt")), Effect.WEIGHTS,
+             "How the learning rate grows with the ratio of the global batch to --lr_base_batch."),
+        Flag("lr_base_batch", 256, whole(1), Effect.WEIGHTS, "Global batch that --learning_rate is meant for."),
+        Flag("lr_schedule", "cosine", choice(LR_SCHEDULES), Effect.WEIGHTS,
+             "Course of the learning rate after the warm-up: step drops to a tenth, cosine and polynomial (of power 2) "
+             "fall to 0 at the end."),
+        Flag("lr_drop_epochs", None, parsers.AscendingNumbersParser(), Effect.WEIGHTS,
+             "Epochs after which --lr_schedule=step drops, like 30,60,80.",
+             f"after {' and '.join(f'{share:.0%}' for share in recipe.LR_DROP_SHARES)} of the run"),
+        Flag("warmup_epochs", None, real(), Effect.WEIGHTS,
+             "Epochs in which the learning rate rises from 0.",
+             f"{recipe.WARMUP_EPOCHS:g}, but at most {recipe.MOST_WARMUP_SHARE:.0%} of the run"),
+        Flag("momentum", 0.9, real(1.0), Effect.WEIGHTS, f"Momentum of {_with_momentum()}."),
+        Flag("weight_decay", 0.0, real(), Effect.WEIGHTS,
+             "Share of the weights, times the learning rate, that each update subtracts (decoupled)."),
+        Flag("l2", 0.0, real(), Effect.WEIGHTS,
+             "Factor of half the squared weights in the loss; it acts through the gradient."),
+        Flag("label_smoothing", 0.0, real(1.0), Effect.WEIGHTS, "Share of the label spread over all classes."),
+        Flag("loss_scaling", None, parsers.LossScalingParser(), Effect.WEIGHTS,
+             "What the loss is multiplied by for 16-bit gradients: none, dynamic or a number.",
+             f"{recipe.STATIC_LOSS_SCALE:g}, or none with --precision=32.32"),
+        Flag("reduction", "mean", choice(("mean", "sum")), Effect.WEIGHTS,
+             "How the gradients of all replicas and of the accumulation are combined: mean is what one big batch would "
+             "give."),
     ),
     "Run": (
-        "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "log_every", "time_limit", "early_stop", "export",
-        "seed", "deterministic", "check_weights_every", "stall_timeout", "sdk", "executable_cache", "json",
+        Flag("run_dir", None, parsers.PathParser(), Effect.RUN,
+             "Folder of the run.", "a new one in runs/", per_instance=True),
+        Flag("resume", True, switch(), Effect.RUN,
+             "Resume from the newest good checkpoint in --run_dir, if there is one."),
+        Flag("checkpoint_every", None, whole(1), Effect.RUN,
+             "Weight updates between checkpoints.", "those of an epoch", kept_for_evaluation=False),
+        Flag("keep_checkpoints", 3, whole(1), Effect.RUN, "Newest checkpoints to keep."),
+        Flag("log_every", None, whole(1), Effect.RUN,
+             "Weight updates between lines of the log.", "a tenth of an epoch, but at least a second"),
+        Flag("time_limit", None, parsers.TimeParser(), Effect.RUN,
+             "How long the run may take, like 90s, 30m or 2h, before it saves a checkpoint and ends.", "no limit"),
+        Flag("early_stop", None, whole(1), Effect.RUN,
+             "Validations without a lower loss after which the run stops early.", "no early stopping"),
+        Flag("export", False, switch(), Effect.RUN,
+             "Write the trained model for serving: 8-bit images in, class probabilities out."),
+        Flag("seed", 42, whole(0), Effect.WEIGHTS,
+             "Seed of weights, sample order and augmentation; the same on all instances."),
+        Flag("deterministic", False, switch(), Effect.RUN,
+             "Give the same weights, to the bit, every time and after every interruption."),
+        Flag("check_weights_every", 100, whole(0), Effect.RUN,
+             "Weight updates between checks that all instances have equal weights; 0 turns them off."),
+        Flag("stall_timeout", TimeSpan(600), parsers.TimeParser(), Effect.RUN,
+             "How long an instance may make no progress, like 90s or 10m, before the run ends and names it; 0s turns "
+             "the check off."),
+        Flag("sdk", "auto", choice(("auto", "poplar", "emulator")), Effect.RUN,
+             "Where to run: on IPUs through the Poplar SDK, or on this host's CPU through the emulator. "
+             "auto takes the Poplar SDK if it is enabled and finds an IPU."),
+        Flag("executable_cache", None, parsers.PathParser(), Effect.RUN,
+             "Folder in which the Poplar SDK keeps compiled programs.", "none", per_instance=True),
+        Flag("json", False, switch(), Effect.RUN, "Print the result (with --dry_run: the plan) as JSON."),
     ),
-    "In place of training": ("dry_run", "format", "evaluate", "input_only"),
-}  # fmt: skip
+    "In place of training": (
+        Flag("dry_run", False, switch(), Effect.RUN, "Show the plan and stop."),
+        Flag("format", "table", choice(("table", "mermaid")), Effect.RUN, "How --dry_run shows the plan."),
+        Flag("evaluate", False, switch(), Effect.RUN,
+             "Evaluate the newest checkpoint in --run_dir on every validation sample and stop."),
+        Flag("input_only", False, switch(), Effect.RUN,
+             "Measure how fast the input can be loaded and prepared, and stop."),
+    ),
+}
+# fmt: on
+FLAGS = tuple(flag for group in _FLAGS_BY_GROUP.values() for flag in group)
+GROUPS = {title: tuple(flag.name for flag in group) for title, group in _FLAGS_BY_GROUP.items()}
 
 
 def parse(words: Sequence[str]) -> TrainConfig:
-    """Makes the config of a command line (without the program's name), or refuses it with every mistake in it."""
+    """Returns the config of a command line (without the program's name), or refuses it with all of its mistakes."""
     fv = make_flags()
     cli.parse(words, fv)
     config = TrainConfig.from_flags(fv)
@@ -76,307 +231,27 @@ def make_flags() -> flags.FlagValues:
     return fv
 
 
-def define_flags(fv: flags.FlagValues) -> None:  # noqa: PLR0915
+def define_flags(fv: flags.FlagValues) -> None:
     """Defines every flag of a training run."""
-
-    def whole(name: str, default: Optional[int], lowest: int, text: str, most: int = _MOST) -> None:
-        flags.DEFINE_integer(name, default, text, lower_bound=lowest, upper_bound=most, flag_values=fv)
-
-    def real(name: str, default: Optional[float], text: str, most: float = 1e6) -> None:
-        own(_RealParser(lower_bound=0.0, upper_bound=most), name, default, text)
-
-    def own(parser: flags.ArgumentParser, name: str, default: object, text: str) -> None:  # type: ignore[type-arg, unused-ignore]
-        flags.DEFINE(parser, name, default, text, fv, _TypedSerializer())
-
-    def choice(name: str, default: Optional[str], values: Sequence[str], text: str) -> None:
-        flags.DEFINE_enum(name, default, list(values), text, flag_values=fv)
-
-    def switch(name: str, default: bool, text: str) -> None:
-        flags.DEFINE_bool(name, default, text, flag_values=fv)
-
-    def path(name: str, text: str) -> None:
-        flags.DEFINE_string(name, None, text, flag_values=fv)
-
-    whole("ipus", None, 1, "IPUs in the whole job, a power of two. Default: 1, or what poprun gives.", _MOST_IPUS)
-    whole(
-        "pipeline_stages", None, 1,
-        "Parts the model is cut into, one per IPU. A replica takes the next power of two of IPUs. "
-        "Default: 1, or the IPUs per replica that poprun gives.", _MOST_IPUS,
-    )  # fmt: skip
-    choice("pipeline_schedule", "grouped", SCHEDULES, "Order in which a pipeline works through its micro batches.")
-    own(
-        _NamesParser(), "pipeline_splits", None,
-        "Blocks of the model with which a new pipeline stage begins, like conv3_block1,conv4_block1 (--dry_run shows "
-        "them). Default: what balances the work.",
-    )  # fmt: skip
-    whole(
-        "instances",
-        None,
-        1,
-        "Host processes, each with as many replicas. Default: 1, or what poprun gives.",
-        _MOST_IPUS,
-    )
-    own(_HostsParser(), "hosts", None, "Machines: how many, or their names. Instances are dealt evenly. Default: 1.")
-
-    choice("model", "cnn", architectures.MODELS, "Model to train")
-    choice(
-        "norm", None, architectures.NORMS,
-        "Normalisation in the model. In a pipeline the SDK does not keep batch norm's moving statistics. "
-        "Default: batch, or group in a pipeline.",
-    )  # fmt: skip
-    choice("precision", "32.32", PRECISIONS, "Bits of the computation and of the weights.")
-    switch("recompute", False, "Compute activations again in the backward pass, to save memory of the IPU.")
-
-    own(
-        _NameParser(), "dataset", "fashion_mini",
-        f"Data set to train on: {cli.alternatives(DATASETS)}, or the name of any image classification set that "
-        "tensorflow-datasets has prepared in --data_dir.",
-    )  # fmt: skip
-    path("data_dir", "Folder of tensorflow-datasets. Default: its own, ~/tensorflow_datasets.")
-    whole(
-        "image_size", None, architectures.LEAST_SIZE,
-        "Height and width that images are brought to. Default: those of the data set (224 where they differ).", 4096,
-    )  # fmt: skip
-    choice(
-        "augment", "auto", AUGMENTATIONS,
-        "Change of the training images, seeded per sample: crop (shifts by up to 4 pixels), crop_flip (mirrors too) or "
-        "imagenet (a random part). auto is what is usual for the data set.",
-    )  # fmt: skip
-    switch("eight_bit_io", False, "Send images to the IPU as 8-bit numbers and normalise them there.")
-    switch("prefetch", True, "Load and prepare the next micro batches while the IPUs compute.")
-
-    whole("micro_batch_size", 32, 1, "Samples in one forward pass of one replica.")
-    whole(
-        "gradient_accumulation", None, 1,
-        "Micro batches that each replica adds up for one weight update. "
-        "Default: the fewest that the schedule takes (1 without a pipeline).",
-    )  # fmt: skip
-    whole(
-        "global_batch_size", None, 1,
-        "Samples in one weight update of the whole job, in place of --gradient_accumulation, which is then solved.",
-    )  # fmt: skip
-    whole("device_iterations", 1, 1, "Weight updates in one call into the device; must divide the epoch.")
-    whole("updates_per_epoch", None, 1, "Weight updates in an epoch. Default: as many as the data set fills.")
-
-    own(_DurationParser(), "epochs", Duration(5), "How long to train: 5 (epochs), or 200steps (weight updates).")
-    choice("optimizer", "sgd", OPTIMIZERS, "Rule of the weight update; sgd has momentum.")
-    real(
-        "learning_rate", None,
-        "Highest learning rate, before --lr_scaling. Default: 0.05 for sgd, 0.001 for adam, 1 for lars.",
-    )  # fmt: skip
-    choice(
-        "lr_scaling", "none", ["none", "linear", "sqrt"],
-        "How the learning rate grows with the global batch over --lr_base_batch.",
-    )  # fmt: skip
-    whole("lr_base_batch", 256, 1, "Global batch that --learning_rate is meant for.")
-    choice(
-        "lr_schedule", "cosine", LR_SCHEDULES,
-        "Course of the learning rate after the warm-up: step drops to a tenth, cosine and polynomial (of power 2) go "
-        "down to 0 at the end.",
-    )  # fmt: skip
-    own(
-        _NumbersParser(), "lr_drop_epochs", None,
-        "Epochs after which --lr_schedule=step drops, like 30,60,80. Default: after a half and three quarters.",
-    )  # fmt: skip
-    real(
-        "warmup_epochs", None,
-        "Epochs in which the learning rate rises from 0. Default: half an epoch, or a tenth of a shorter run.",
-    )  # fmt: skip
-    real("momentum", 0.9, "Momentum of sgd and lars.", 1.0)
-    real("weight_decay", 0.0, "Share of the weights taken off in each update, times the learning rate (decoupled).")
-    real("l2", 0.0, "Weight of the squared weights (halved) in the loss; enters through the gradient.")
-    real("label_smoothing", 0.0, "Share of the label spread over all classes.", 1.0)
-    own(
-        _LossScalingParser(), "loss_scaling", None,
-        "What the loss is multiplied by for 16-bit gradients: none, dynamic or a number. "
-        "Default: 128, or none with --precision=32.32.",
-    )  # fmt: skip
-    choice(
-        "reduction", "mean", ["mean", "sum"],
-        "How the gradients of replicas and of the accumulation become one: mean gives one big batch's.",
-    )  # fmt: skip
-
-    path("run_dir", "Folder of the run. Default: a new one below runs/.")
-    switch("resume", True, "Go on from the newest good checkpoint in --run_dir, if there is one.")
-    whole("checkpoint_every", None, 1, "Weight updates between checkpoints. Default: an epoch's.")
-    whole("keep_checkpoints", 3, 1, "Newest checkpoints to keep.")
-    whole(
-        "log_every",
-        None,
-        1,
-        "Weight updates between lines of the log. Default: a tenth of an epoch, and a second or more.",
-    )
-    own(
-        _TimeParser(), "time_limit", None,
-        "How long the run may take before it saves and ends, like 90s, 30m or 2h. Default: no limit.",
-    )  # fmt: skip
-    whole(
-        "early_stop", None, 1,
-        "Validations without a lower loss after which the run ends. Default: it goes on to its end.",
-    )  # fmt: skip
-    switch("export", False, "Write the trained model for serving: 8-bit images in, class probabilities out.")
-    whole("seed", 42, 0, "Seed of weights, sample order and augmentation; the same on all instances.")
-    switch("deterministic", False, "Give the same weights, to the bit, every time and after every interruption.")
-    whole(
-        "check_weights_every", 100, 0,
-        "Weight updates between comparisons of the weights of all instances, which must be equal; 0: never.",
-    )  # fmt: skip
-    own(
-        _TimeParser(), "stall_timeout", TimeSpan(600),
-        "How long an instance may stand still, like 90s or 10m, before the run ends and names it; 0s: for ever.",
-    )  # fmt: skip
-    choice(
-        "sdk", "auto", ["auto", "poplar", "emulator"],
-        "Where to run: on IPUs through the Poplar SDK, or on this host's CPU through the emulator. "
-        "auto takes the Poplar SDK if it is enabled and finds an IPU.",
-    )  # fmt: skip
-    path("executable_cache", "Folder in which the Poplar SDK keeps compiled programs.")
-    switch("json", False, "Print the result (with --dry_run: the plan) as JSON.")
-
-    switch("dry_run", False, "Show the plan and stop.")
-    choice("format", "table", ["table", "mermaid"], "How --dry_run shows the plan.")
-    switch("evaluate", False, "Measure the newest checkpoint in --run_dir on every validation sample and stop.")
-    switch("input_only", False, "Measure how fast the input can be loaded and prepared, and stop.")
+    for flag in FLAGS:
+        flag.define(fv)
 
 
-def _bounded(digits: str, most: int) -> int:
-    """Reads a number; int() itself would fail on thousands of digits."""
-    if len(digits) > 10 or int(digits) > most:
-        raise ValueError(f"it is more than {most}")
-    return int(digits)
+def names_tied_to_weights() -> Tuple[str, ...]:
+    """Returns the flags that must be those of a checkpoint for a run to resume from it."""
+    return tuple(flag.name for flag in FLAGS if flag.effect in (Effect.MODEL, Effect.WEIGHTS))
 
 
-class _TypedSerializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unused-ignore]
-    def serialize(self, value: object) -> str:
-        return cli.typed(value)
+def names_tied_for_evaluation() -> Tuple[str, ...]:
+    """Returns the flags that must be those of a checkpoint for it to be evaluated."""
+    return tuple(flag.name for flag in FLAGS if flag.effect is Effect.MODEL)
 
 
-class _Parser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
-    kind = ""
-
-    def flag_type(self) -> str:
-        return self.kind
+def names_dropped_for_evaluation() -> Tuple[str, ...]:
+    """Returns the flags that an evaluation does not take from the run that it evaluates."""
+    return tuple(flag.name for flag in FLAGS if not flag.kept_for_evaluation)
 
 
-class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
-    placeholder = "X"
-
-    def convert(self, argument: Any) -> float:
-        value = super().convert(argument)
-        if not math.isfinite(value):  # which passes absl's bounds
-            raise ValueError("it is not a finite number")
-        return float(value)
-
-
-class _NameParser(_Parser):
-    kind = "name"
-    syntactic_help = "a name like cifar10, with a configuration like name/config where it has several"
-    placeholder = "NAME"
-
-    def parse(self, argument: Any) -> str:
-        name = str(argument).strip()
-        if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.]+)?", name, re.ASCII):
-            raise ValueError("it is not a data set's name")
-        return name
-
-
-class _NamesParser(_Parser):
-    kind = "names"
-    syntactic_help = "names like conv3_block1,conv4_block1"
-    placeholder = "a,b"
-
-    def parse(self, argument: Any) -> Tuple[str, ...]:
-        if isinstance(argument, tuple):
-            return argument
-        names = tuple(name.strip() for name in str(argument).split(","))
-        if not all(re.fullmatch(r"\w+", name, re.ASCII) for name in names):
-            raise ValueError("there is an empty or impossible name in it")
-        return names
-
-
-class _NumbersParser(_Parser):
-    kind = "numbers"
-    syntactic_help = "ascending numbers like 30,60,80"
-    placeholder = "a,b"
-
-    def parse(self, argument: Any) -> Tuple[float, ...]:
-        if isinstance(argument, tuple):
-            return argument
-        words = [word.strip() for word in str(argument).split(",")]
-        if not all(re.fullmatch(r"\d{1,9}(\.\d{1,9})?", word, re.ASCII) for word in words):
-            raise ValueError("there is something else than numbers in it")
-        numbers = tuple(float(word) for word in words)
-        if list(numbers) != sorted(set(numbers)) or not numbers[0]:
-            raise ValueError("the numbers do not ascend from above 0")
-        return numbers
-
-
-class _LossScalingParser(_Parser):
-    kind = "loss scaling"
-    syntactic_help = "none, dynamic, or a number from 1 to 2^31"
-    placeholder = "none|dynamic|N"
-
-    def parse(self, argument: Any) -> LossScaling:
-        if isinstance(argument, LossScaling):
-            return argument
-        text = str(argument).strip()
-        if text in ("none", "dynamic"):
-            return LossScaling(1.0 if text == "none" else None)
-        if not re.fullmatch(r"\d{1,10}(\.\d{1,9})?", text, re.ASCII) or not 1 <= float(text) <= 2**31:
-            raise ValueError("it is none of them")
-        return LossScaling(float(text))
-
-
-class _DurationParser(_Parser):
-    kind = "duration"
-    syntactic_help = "a number of epochs like 5, or of weight updates like 200steps"
-    placeholder = "N|Nsteps"
-
-    def parse(self, argument: Any) -> Duration:
-        if isinstance(argument, Duration):
-            return argument
-        match = re.fullmatch(r"\s*(\d+)\s*(epochs?|steps?)?\s*", str(argument), re.ASCII)
-        if not match:
-            raise ValueError("it is not a duration")
-        count = _bounded(match[1], _MOST)
-        if count < 1:
-            raise ValueError("nothing would be trained")
-        return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
-
-
-class _TimeParser(_Parser):
-    kind = "time"
-    syntactic_help = "a time like 90s, 30m or 2h"
-    placeholder = "N[s|m|h]"
-
-    def parse(self, argument: Any) -> TimeSpan:
-        if isinstance(argument, TimeSpan):
-            return argument
-        match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", str(argument), re.ASCII)
-        if not match:
-            raise ValueError("it is not a time")
-        return TimeSpan(_bounded(match[1], _MOST) * TIME_UNITS[match[2] or "s"])
-
-
-class _HostsParser(_Parser):
-    kind = "hosts"
-    syntactic_help = "a number of hosts like 2, or different names like node1,node2"
-    placeholder = "N|a,b"
-
-    def parse(self, argument: Any) -> Hosts:
-        if isinstance(argument, Hosts):
-            return argument
-        text = str(argument).strip()
-        if re.fullmatch(r"\d+", text, re.ASCII):
-            count = _bounded(text, _MOST_IPUS)
-            if count < 1:
-                raise ValueError("a job has at least 1 host")
-            return Hosts(count)
-        names = tuple(name.strip() for name in text.split(","))
-        if not all(re.fullmatch(r"[a-z0-9][\w.:@%-]*", name, re.ASCII | re.IGNORECASE) for name in names):
-            raise ValueError("there is an empty or impossible host name in it")
-        if any(re.fullmatch(r"\d+\.?\d*|0x[\da-f]*", name, re.ASCII | re.IGNORECASE) for name in names):
-            raise ValueError("it is neither a whole number nor names")
-        if len(set(names)) < len(names):
-            raise ValueError("a host is named twice")
-        return Hosts(len(names), names)
+def names_per_instance() -> Tuple[str, ...]:
+    """Returns the flags that may differ between the instances of a job."""
+    return tuple(flag.name for flag in FLAGS if flag.per_instance)

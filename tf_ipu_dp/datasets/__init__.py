@@ -1,4 +1,5 @@
-"""Data sets: what is known of them (`info`, pure), where they are found (`lookup`), and their samples (`sources`).
+"""Data sets: what is known of them (`info`), where they are found (`lookup`), and their samples (`sources`).
 
-Knows nothing of models, devices or runs.
+A set that tensorflow-datasets has is added in `info` alone. `info` is pure and `lookup` reads two small files; the rest
+needs TensorFlow. Knows nothing of models, devices or runs.
 """

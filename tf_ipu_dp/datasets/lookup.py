@@ -1,6 +1,6 @@
-"""What is known of a data set before it is opened: its sizes, and where tensorflow-datasets prepared it.
+"""Finds a data set before it is opened: its sizes, and where tensorflow-datasets has prepared it.
 
-Light: reads two small JSON files at most, without TensorFlow and without tensorflow-datasets.
+Reads two small JSON files at most, without TensorFlow and without tensorflow-datasets.
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.datasets.info import DATASETS, DatasetInfo
-
-# Made or shipped by this package; every other set is tensorflow-datasets'.
-OWN = ("fashion_mini", "synthetic", "synthetic_device")
+from tf_ipu_dp.datasets.info import DATASETS, SIZE_WHERE_IMAGES_DIFFER, TFDS, DatasetInfo
 
 _MOST_BYTES_IN_MEMORY = 2 * 2**30
-_SIZE_WHERE_IMAGES_DIFFER = 224
 _FILES = ("dataset_info.json", "features.json")
 
 
@@ -42,14 +38,14 @@ class Prepared:
 
 
 def find(name: str, data_dir: Optional[str], image_size: Optional[int]) -> DatasetInfo:
-    """Returns the facts of a data set, or refuses a name that is neither known nor prepared in the folder of data.
+    """Returns the facts of a data set, or refuses a name that is neither known nor prepared in the data folder.
 
-    Of a known set that is not prepared the facts are the published ones, so that a run can be planned without it.
+    For a known set that is not prepared they are the published ones, so that a run can be planned without the data.
     """
-    known = _known(name)
-    prepared = None if name in OWN else read_prepared(name, data_dir)
+    known = _find_known(name)
+    prepared = None if known and known.origin != TFDS else read_prepared(name, data_dir)
     if prepared:
-        facts = _facts(name, prepared, known)
+        facts = _describe_prepared(name, prepared, known)
     elif known:
         facts = known
     else:
@@ -60,38 +56,40 @@ def find(name: str, data_dir: Optional[str], image_size: Optional[int]) -> Datas
 def read_prepared(name: str, data_dir: Optional[str]) -> Optional[Prepared]:
     """Returns what is on disk for a name like `set`, `set/config` or `set:1.2.3`; None if nothing is.
 
-    Of several versions it is the newest. A set that is no image classification is refused.
+    Of several versions it is the newest. A set that is not an image classification is refused.
     """
     folder = _locate(name, data_dir)
     if not folder:
         return None
     try:
         info, features = (json.loads((folder / file).read_text(encoding="utf-8")) for file in _FILES)
-        return _read(name, folder, info, features)
+        return _parse_description(name, folder, info, features)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, cli.UsageError):
             raise
         raise cli.UsageError(
             f"--dataset={name} cannot be read: {folder} does not hold what tensorflow-datasets writes "
-            f"({type(error).__name__}: {error}). Delete that folder and prepare it with {_preparation(name, data_dir)}."
+            f"({type(error).__name__}: {error}). Delete that folder and prepare it with "
+            f"{_preparing_command(name, data_dir)}."
         ) from error
 
 
 def refuse_missing(name: str, data_dir: Optional[str], reason: str = "") -> NoReturn:
-    """Raises the refusal of a set that is not there: where it was looked for, and how it gets there."""
+    """Refuses a set that is not prepared, with the folder that was searched and the command that prepares it."""
     root = data_folder(data_dir)
     base = _split_name(name)[0]
     near = get_close_matches(base, {*DATASETS, *_prepared_names(root)} - {base}, n=1, cutoff=0.75)
     guess = "" if base in DATASETS or not near else f"Did you mean --dataset={near[0]}? If not: "
     raise cli.UsageError(
         f"--dataset={name} was not found in {root}{reason and ' and ' + reason}. {guess}"
-        f"Prepare it with {_preparation(name, data_dir)}, or give the folder that has it with --data_dir."
+        f"Prepare it with {_preparing_command(name, data_dir)}, or give the folder that has it with --data_dir."
     )
 
 
 def can_be_downloaded(name: str) -> bool:
-    """Whether tensorflow-datasets can fetch a known set by itself; ImageNet's files are given out by hand only."""
-    return _known(name) is not None and _split_name(name)[0] not in (*OWN, "imagenet2012")
+    """Whether tensorflow-datasets can fetch a known set by itself."""
+    known = _find_known(name)
+    return known is not None and known.origin == TFDS and known.downloadable
 
 
 def data_folder(data_dir: Optional[str]) -> Path:
@@ -99,20 +97,21 @@ def data_folder(data_dir: Optional[str]) -> Path:
     return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or Path("~") / "tensorflow_datasets").expanduser()
 
 
-def _known(name: str) -> Optional[DatasetInfo]:
+def _find_known(name: str) -> Optional[DatasetInfo]:
+    """Returns the published facts of a set; those of its other configurations are not known."""
     base, configuration, version = _split_name(name)
     facts = DATASETS.get(base)
-    if not facts or configuration or (version and base in OWN):
+    if not facts or configuration or (version and facts.origin != TFDS):
         return None
     return dataclasses.replace(facts, name=name)
 
 
-def _facts(name: str, prepared: Prepared, known: Optional[DatasetInfo]) -> DatasetInfo:
+def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInfo]) -> DatasetInfo:
     fixed = prepared.height is not None and prepared.width is not None
     samples = prepared.train_samples + prepared.validation_samples
     pixels = (prepared.height or 0) * (prepared.width or 0) * prepared.channels
-    mean, deviation = _statistics(prepared.channels)
-    size = _SIZE_WHERE_IMAGES_DIFFER
+    mean, deviation = _typical_statistics(prepared.channels)
+    size = SIZE_WHERE_IMAGES_DIFFER
     facts = DatasetInfo(
         name,
         prepared.train_samples,
@@ -124,7 +123,7 @@ def _facts(name: str, prepared: Prepared, known: Optional[DatasetInfo]) -> Datas
         mean=mean,
         deviation=deviation,
         streamed=not fixed or samples * pixels > _MOST_BYTES_IN_MEMORY,
-        # Shifting or mirroring could change what an unknown set's small pictures mean.
+        # Shifting or mirroring could change the class of an unknown set's small images.
         augment="none" if fixed else "imagenet",
     )
     if known and known.channels == facts.channels:
@@ -132,8 +131,8 @@ def _facts(name: str, prepared: Prepared, known: Optional[DatasetInfo]) -> Datas
     return facts
 
 
-def _statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-    """Those of photographs; exact ones would take a pass over the data, and training does not need them."""
+def _typical_statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+    """Returns mean and deviation of photographs; exact ones would take a pass over the data for little gain."""
     photographs = DATASETS["imagenet2012"]
     if channels == len(photographs.mean):
         return photographs.mean, photographs.deviation
@@ -148,11 +147,12 @@ def _split_name(name: str) -> Tuple[str, str, str]:
 
 
 def _locate(name: str, data_dir: Optional[str]) -> Optional[Path]:
+    """Returns the folder of the set's newest or named version."""
     base, configuration, version = _split_name(name)
     parent = data_folder(data_dir) / base / configuration
     versions = _versions(parent)
     if not versions and not configuration:
-        # The default configuration of a set is known to its code only; the one that is prepared is meant.
+        # Only the code of a set knows its default configuration: take the one that is prepared.
         configurations = [folder for folder in _folders(parent) if _versions(folder)]
         if len(configurations) > 1:
             names = cli.alternatives(f"--dataset={base}/{folder.name}" for folder in configurations)
@@ -190,7 +190,7 @@ def _prepared_names(root: Path) -> List[str]:
     ]
 
 
-def _preparation(name: str, data_dir: Optional[str]) -> str:
+def _preparing_command(name: str, data_dir: Optional[str]) -> str:
     base, configuration, version = _split_name(name)
     full = base + (f"/{configuration}" if configuration else "") + (f":{version}" if version else "")
     where = f", data_dir={str(data_dir)!r}" if data_dir else ""
@@ -198,25 +198,25 @@ def _preparation(name: str, data_dir: Optional[str]) -> str:
     return f'python -c "{code}"'
 
 
-def _read(name: str, folder: Path, info: Mapping[str, Any], features: Mapping[str, Any]) -> Prepared:
+def _parse_description(name: str, folder: Path, info: Mapping[str, Any], features: Mapping[str, Any]) -> Prepared:
     splits = {split["name"]: sum(map(int, split.get("shardLengths", []))) for split in info.get("splits", [])}
     validation = next((split for split in ("test", "validation") if splits.get(split)), None)
     if not splits.get("train") or not validation:
         raise cli.UsageError(
             f"--dataset={name} in {folder} has the splits {cli.alternatives(splits) or 'none'}; training takes a train "
-            "split, and a test or validation split beside it. Choose another set."
+            "split, and also a test or validation split. Choose another set."
         )
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise cli.UsageError(
             f"--dataset={name} in {folder} is stored as {info['fileFormat']}. Prepare it with file_format='tfrecord'."
         )
     columns: Dict[str, Any] = features.get("featuresDict", {}).get("features", {})
-    image_key = _key(columns, info, "image", position=0)
-    label_key = _key(columns, info, "classLabel", position=1)
+    image_key = _find_column(columns, info, "image", position=0)
+    label_key = _find_column(columns, info, "classLabel", position=1)
     if not image_key or not label_key:
         missing = "images" if not image_key else "class labels"
         raise cli.UsageError(
-            f"--dataset={name} in {folder} is no image classification: it has no {missing}, only "
+            f"--dataset={name} in {folder} is not an image classification: it has no {missing}, only "
             f"{', '.join(columns) or 'something else'}. Choose a set with an image and a label."
         )
     image = columns[image_key]["image"]
@@ -227,7 +227,7 @@ def _read(name: str, folder: Path, info: Mapping[str, Any], features: Mapping[st
         )
     shape = [int(size) for size in image.get("shape", {}).get("dimensions", (-1, -1, 3))]
     height, width, channels = (size if size > 0 else None for size in shape)
-    classes = columns[label_key]["classLabel"].get("numClasses") or _count_names(folder, label_key)
+    classes = columns[label_key]["classLabel"].get("numClasses") or _count_class_names(folder, label_key)
     return Prepared(
         folder,
         splits["train"],
@@ -242,8 +242,8 @@ def _read(name: str, folder: Path, info: Mapping[str, Any], features: Mapping[st
     )
 
 
-def _key(columns: Mapping[str, Any], info: Mapping[str, Any], kind: str, position: int) -> Optional[str]:
-    """The feature that the set names as its input (0) or target (1), else the only one of its kind."""
+def _find_column(columns: Mapping[str, Any], info: Mapping[str, Any], kind: str, position: int) -> Optional[str]:
+    """Returns the feature that the set names as its input (0) or target (1), else the only one of its kind."""
     items = info.get("supervisedKeys", {}).get("tuple", {}).get("items", [])
     named = items[position].get("featureKey") if len(items) == 2 else None
     fitting = [key for key, column in columns.items() if kind in column]
@@ -253,6 +253,6 @@ def _key(columns: Mapping[str, Any], info: Mapping[str, Any], kind: str, positio
     return usual if usual in fitting else fitting[0] if len(fitting) == 1 else None
 
 
-def _count_names(folder: Path, label_key: str) -> int:
+def _count_class_names(folder: Path, label_key: str) -> int:
     lines = (folder / f"{label_key}.labels.txt").read_text(encoding="utf-8").split("\n")
     return sum(bool(line) for line in lines)

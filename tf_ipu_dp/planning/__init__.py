@@ -1,4 +1,5 @@
-"""What a job is before it runs: topology, batch and step arithmetic, refusals with fixes, the plan as text.
+"""What a job is before it runs: its topology, its steps, its recipe and its model, and the plan as text.
 
+`plan.plan_run` makes a plan or refuses with fixes that were tried; `relayout` finds other layouts of the same batch.
 Pure: no TensorFlow, environment, clock or printing.
 """

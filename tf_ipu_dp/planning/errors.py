@@ -1,6 +1,6 @@
-"""What is wrong with a job's flags, and the nearest things that work. Pure.
+"""Refusals of a plan: what is wrong with the flags, and the nearest values that work. Pure.
 
-The planner finds out which rules are broken and tries every way out; this says them, and has the numbers that are near.
+`rules` finds what is broken and suggests fixes, `plan` tries them; here they are rendered, and nearby numbers found.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _MOST_VALUES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """One way out of a problem: flags to set; None stands for leaving the flag out."""
+    """One way to solve a problem: values for flags, where None leaves the flag out."""
 
     changes: Tuple[Tuple[str, Any], ...]
 
     def apply(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with the changes made."""
+        """Returns the config with the changes applied."""
         return dataclasses.replace(config, **dict(self.changes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One rule that the flags break. `rule` is stable, `sentence` is for the user."""
+    """One rule that the flags break: its name for programs, a sentence and fixes for the user."""
 
     rule: str
     sentence: str
@@ -39,54 +39,56 @@ class Problem:
 
 
 class PlanError(cli.UsageError):
-    """The flags describe a job that cannot be laid out."""
+    """The flags describe a job that cannot be planned."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(*map(str, problems))
         self.problems = tuple(problems)
 
 
-def without_repeats(fixes: Iterable[Fix], config: TrainConfig) -> List[Fix]:
-    """Leaves out of each fix what is so already, and fixes that come twice."""
-    real = (Fix(tuple(change for change in fix.changes if getattr(config, change[0]) != change[1])) for fix in fixes)
-    return [fix for fix in dict.fromkeys(real) if fix.changes]
+def distinct_fixes(fixes: Iterable[Fix], config: TrainConfig) -> List[Fix]:
+    """Returns the fixes that change the config, each once and without values that the config has already."""
+    effective = (
+        Fix(tuple(change for change in fix.changes if getattr(config, change[0]) != change[1])) for fix in fixes
+    )
+    return [fix for fix in dict.fromkeys(effective) if fix.changes]
 
 
-def sets(name: str, values: Iterable[Any]) -> List[Fix]:
-    """Returns a fix for each value of a flag."""
+def fixes_for(name: str, values: Iterable[Any]) -> List[Fix]:
+    """Returns one fix for each value that a flag could be given."""
     return [Fix(((name, value),)) for value in values]
 
 
 def is_power_of_two(number: int) -> bool:
-    """Whether IPUs and what divides them may be so many."""
+    """Whether a number is a power of two, as numbers of IPUs and of what divides them must be."""
     return number > 0 and number & (number - 1) == 0
 
 
-def powers_around(number: int) -> List[int]:
-    """Returns the power of two that a number reaches, and the next."""
+def powers_of_two_around(number: int) -> List[int]:
+    """Returns the largest power of two up to a number, and the next one."""
     below = 1 << (number.bit_length() - 1)
     return [below, 2 * below]
 
 
-def powers(least: int, most: int) -> List[int]:
-    """Returns the powers of two from one number to another."""
+def powers_of_two(least: int, most: int) -> List[int]:
+    """Returns the powers of two within two bounds, in ascending order."""
     return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent >= least]
 
 
 def nearest(numbers: Iterable[int], near: int, most: int = 3) -> List[int]:
-    """The few numbers that are nearest to another, in ascending order."""
+    """Returns the few numbers that are nearest to a given one, in ascending order."""
     return sorted(sorted(numbers, key=lambda number: abs(number - near))[:most])
 
 
 def multiples_around(number: int, unit: int) -> List[int]:
-    """Returns the multiples of a unit below and above a number that is none."""
+    """Returns the multiples of a unit just below and above a number."""
     below = number // unit * unit
     return [n for n in (below, below + unit) if n > 0 and n != number]
 
 
 def divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[int]:
-    """The divisors of a number that are nearest to another, in ascending order."""
-    # Trial division up to a bound: beyond it only small divisors and their partners are found; that suggests enough.
+    """Returns the divisors of a number that are nearest to a given one, in ascending order."""
+    # Trial division stops at a bound: beyond it only small divisors and their cofactors are found, which is enough.
     small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
     divisors = {*small, *(number // n for n in small)} - {near}
     return nearest(divisors, near, most)
@@ -94,22 +96,22 @@ def divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[in
 
 def _render_fixes(fixes: Sequence[Fix]) -> str:
     """Returns `Use --a=1 or 2, or --b=3, or leave --c out.`"""
-    values: Dict[str, List[object]] = {}
-    parts: List[str] = []
+    values: Dict[str, List[object]] = {}  # of fixes that change one flag only
+    combined: List[str] = []
     for fix in fixes:
         if len(fix.changes) == 1:
             name, value = fix.changes[0]
             values.setdefault(name, []).append(value)
         else:
-            parts.append(_render_changes(fix.changes))
-    singles = []
+            combined.append(_render_changes(fix.changes))
+    singles: List[str] = []
     for name, options in values.items():
-        said = [value for value in options if value is not None]
-        if said:
-            singles.append(f"--{name}={cli.alternatives(said)}")
+        values_to_set = [value for value in options if value is not None]
+        if values_to_set:
+            singles.append(f"--{name}={cli.alternatives(values_to_set)}")
         if None in options:
             singles.append(f"leave --{name} out")
-    parts = singles + parts
+    parts = singles + combined
     if not parts:
         return ""
     text = ", or ".join(parts)
@@ -117,6 +119,6 @@ def _render_fixes(fixes: Sequence[Fix]) -> str:
 
 
 def _render_changes(changes: Sequence[Tuple[str, Any]]) -> str:
-    given = " ".join(cli.flag_text(name, value) for name, value in changes if value is not None)
+    to_set = " ".join(cli.flag_text(name, value) for name, value in changes if value is not None)
     left_out = [f"--{name}" for name, value in changes if value is None]
-    return f"{given} without {cli.alternatives(left_out)}" if left_out else given
+    return f"{to_set} without {cli.alternatives(left_out)}" if left_out else to_set

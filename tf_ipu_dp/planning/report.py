@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Sequence, Tuple, Union
 
 from tf_ipu_dp import __version__, cli
+from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
 
-_ALL_UP_TO = 32
+_MOST_REPLICAS_SHOWN = 32
 _MOST_STAGES_IN_A_LINE = 8
 
 
 def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bool = True) -> str:
-    """Returns the plan for a person: the numbers, each with where it comes from, and who sits where."""
-    text = f"tf_ipu_dp {__version__}: plan for {_topology_words(plan.topology)}\n\n"
-    text += cli.render_table(("", "", ""), _rows(plan), width, right=(1,))
+    """Returns the plan for a person: its numbers, each with its origin, and a drawing of what is where."""
+    text = f"tf_ipu_dp {__version__}: plan for {_describe_topology(plan.topology)}\n\n"
+    text += cli.render_table(("", "", ""), _make_rows(plan), width, right=(1,))
     if plan.topology.pipeline_stages > 1:
         text += "\n" + _render_stages(plan.model, width)
     text += "\n" + render_drawing(plan.topology, width) if drawing else ""
@@ -23,20 +24,20 @@ def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bo
 
 
 def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:
-    """Returns a mermaid flowchart: where the data goes, who computes, and where the gradients meet."""
+    """Returns a mermaid flowchart: where the data goes, what computes, and where the gradients are combined."""
     topology = plan.topology
     data = f"{plan.dataset.name}<br/>{plan.dataset.train_samples:,} samples"
     gradients = f"gradients of {cli.count(topology.replicas, 'replica')}"
     update = f"{gradients}<br/>one update per {plan.batch.global_batch_size:,} samples"
     lines = ["flowchart TB", f'  data[("{data}")]', f'  update(["{update}"])']
     drivers = []
-    for host in _some(topology.hosts.count, topology):
+    for host in _indices_to_show(topology.hosts.count, topology):
         if isinstance(host, range):
             lines.append(f'  more_hosts["{cli.count(len(host), "more host")}"]')
             drivers.append("more_hosts")
             continue
         lines.append(f'  subgraph host_{host}["{topology.host_name(host)}"]')
-        for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
+        for instance in _indices_to_show(topology.instances_per_host, topology, host * topology.instances_per_host):
             if isinstance(instance, range):
                 name = f"more_instances_{host}"
                 lines.append(f'    {name}["{cli.count(len(instance), "more instance")}"]')
@@ -52,14 +53,14 @@ def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:
 
 
 def render_drawing(topology: Topology, width: int) -> str:
-    """Returns boxes of hosts, instances, replicas and IPUs; what repeats itself is summarised."""
+    """Returns boxes of hosts, instances, replicas and IPUs; repetitions are summarised."""
     blocks: List[List[str]] = []
-    for host in _some(topology.hosts.count, topology):
+    for host in _indices_to_show(topology.hosts.count, topology):
         if isinstance(host, range):
             blocks.append([f"  ⋮ {cli.count(len(host), 'more host')} like these"])
             continue
         instances: List[List[str]] = []
-        for instance in _some(topology.instances_per_host, topology, host * topology.instances_per_host):
+        for instance in _indices_to_show(topology.instances_per_host, topology, host * topology.instances_per_host):
             if isinstance(instance, range):
                 instances.append(["", f"… {len(instance):,} more …"])
             else:
@@ -68,21 +69,12 @@ def render_drawing(topology: Topology, width: int) -> str:
     return "".join(line.rstrip() + "\n" for block in blocks for line in block)
 
 
-def _number(value: Optional[float], digits: int) -> str:
-    """None means that it is not reported."""
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _seconds(value: Optional[float]) -> str:
-    return _number(value, 1)
-
-
-def _topology_words(topology: Topology) -> str:
+def _describe_topology(topology: Topology) -> str:
     words = f"{cli.count(topology.replicas, 'replica')} on {cli.count(topology.ipus, 'IPU')}"
     return f"{words}, as {topology.launcher} started it" if topology.launcher else words
 
 
-def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
+def _make_rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     topology, batch, epochs, validation, keras = plan.topology, plan.batch, plan.epochs, plan.validation, plan.keras
     stages = topology.pipeline_stages
     pipeline = f", {topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
@@ -94,7 +86,7 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     slots = f"{cli.count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
     architecture = plan.model.architecture
     image = f"{architecture.height} x {architecture.width} x {architecture.channels}"
-    norm = f"{architecture.norm} norm, " if architecture.name != "mlp" else ""
+    norm = f"{architecture.norm} norm, " if architectures.has_norm(architecture) else ""
     rows: List[Tuple[str, Union[int, float], str]] = [
         (
             "Parameters",
@@ -114,7 +106,7 @@ def _rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
         ),
         ("Dropped per epoch", epochs.dropped_samples_per_epoch, "samples that no update takes"),
         ("Updates in all", epochs.updates, " and ".join(parts)),
-        ("Learning rate", plan.recipe.learning_rate, _recipe_words(plan.recipe)),
+        ("Learning rate", plan.recipe.learning_rate, _describe_recipe(plan.recipe)),
         ("Validation samples", validation.samples, f"each once, in {slots}, {validation.padded_samples:,} padded"),
         ("steps_per_execution", keras.steps_per_execution, "for Keras: micro batches of one replica"),
         ("steps_per_epoch", keras.steps_per_epoch, "for Keras: micro batches of one instance"),
@@ -136,35 +128,35 @@ def _render_stages(model: ModelPlan, width: int) -> str:
     return cli.render_table(("Stage", "Work %", "Parameters", "Blocks"), rows, width, right=(0, 1, 2))
 
 
-def _recipe_words(recipe: Recipe) -> str:
+def _describe_recipe(recipe: Recipe) -> str:
     words = {"constant": "then constant", "step": f"then a tenth at {cli.alternatives(recipe.drops)}"}
     course = words.get(recipe.schedule, f"then {recipe.schedule} to 0")
     warmup = f"highest after {cli.count(recipe.warmup_updates, 'update')} of warm-up, " if recipe.warmup_updates else ""
     return f"{recipe.optimizer}, {warmup}{course if warmup else course.replace('then ', '')}"
 
 
-def _some(count: int, topology: Topology, first: int = 0) -> List[Any]:
+def _indices_to_show(count: int, topology: Topology, first: int = 0) -> List[Any]:
     """Returns all indices from `first` on, or the first two, the range of those left out, and the last."""
-    if topology.replicas <= _ALL_UP_TO or count <= 4:
+    if topology.replicas <= _MOST_REPLICAS_SHOWN or count <= 4:
         return list(range(first, first + count))
     return [first, first + 1, range(first + 2, first + count - 1), first + count - 1]
 
 
-def _replicas_of(topology: Topology, instance: int) -> List[Any]:
-    return _some(topology.local_replicas, topology, instance * topology.local_replicas)
+def _replicas_to_show(topology: Topology, instance: int) -> List[Any]:
+    return _indices_to_show(topology.local_replicas, topology, instance * topology.local_replicas)
 
 
 def _replica_lines(topology: Topology, instance: int) -> List[str]:
     lines = []
-    for index in _replicas_of(topology, instance):
+    for index in _replicas_to_show(topology, instance):
         if isinstance(index, range):
             lines.append(f"⋮ {len(index):,} more")
         else:
-            lines.append(f"replica {index}  IPU {_ipu_words(topology.replica(index), topology.pipeline_stages)}")
+            lines.append(f"replica {index}  IPU {_describe_ipus(topology.replica(index), topology.pipeline_stages)}")
     return lines
 
 
-def _ipu_words(replica: Replica, stages: int) -> str:
+def _describe_ipus(replica: Replica, stages: int) -> str:
     used, idle = [str(ipu) for ipu in replica.ipu_ids[:stages]], replica.ipu_ids[stages:]
     if len(used) > _MOST_STAGES_IN_A_LINE:
         used = [*used[:2], "…", used[-1]]
@@ -176,11 +168,11 @@ def _ipu_words(replica: Replica, stages: int) -> str:
 
 def _mermaid_instance(topology: Topology, instance: int) -> List[str]:
     nodes = []
-    for index in _replicas_of(topology, instance):
+    for index in _replicas_to_show(topology, instance):
         if isinstance(index, range):
             nodes.append(f'more_replicas_{instance}["{cli.count(len(index), "more replica")}"]')
         else:
-            words = _ipu_words(topology.replica(index), topology.pipeline_stages)
+            words = _describe_ipus(topology.replica(index), topology.pipeline_stages)
             nodes.append(f'replica_{index}["replica {index}<br/>IPU {words}"]')
     # Invisible links keep the replicas in order, one below the other.
     title = f'    subgraph instance_{instance}["instance {instance}"]'

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import schema
+from tf_ipu_dp.config import schema, train_flags
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
@@ -253,10 +253,7 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
 
 def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
     """Returns those of a run's flags that its evaluation needs; how training was divided is not among them."""
-    names = (
-        "device_iterations", "global_batch_size", "gradient_accumulation", "updates_per_epoch", "epochs",
-        "checkpoint_every", "instances", "hosts",
-    )  # fmt: skip
+    names = train_flags.names_dropped_for_evaluation()
     return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli
+from tf_ipu_dp.config import recipe, train_flags
 from tf_ipu_dp.config.schema import LossScaling, TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
@@ -29,15 +30,6 @@ from tf_ipu_dp.runs.manifest import Manifest, Variable
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.sdk import Sdk
 
-# Flags that a checkpoint is tied to. Others (IPUs, epochs, logging) may change when a run is resumed.
-_TIED = (
-    "model", "norm", "precision", "dataset", "image_size", "augment", "seed", "global_batch_size", "optimizer",
-    "learning_rate", "lr_scaling", "lr_base_batch", "lr_schedule", "lr_drop_epochs", "warmup_epochs", "momentum",
-    "weight_decay", "l2", "label_smoothing", "loss_scaling", "reduction", "updates_per_epoch",
-)  # fmt: skip
-_TIED_FOR_EVALUATION = ("model", "norm", "dataset", "image_size")
-# May differ between hosts, or say nothing of what is trained.
-_OF_AN_INSTANCE = ("run_dir", "data_dir", "executable_cache", "hosts")
 # A network file system may show a new file to other hosts some seconds late.
 _VISIBLE_WITHIN_S = 15.0
 # Beside checkpoints and export: metrics, TensorBoard, small files.
@@ -48,7 +40,8 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
     """Refuses a job whose instances were not started alike, before any of them has made a step."""
     if world.instances == 1:
         return
-    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in _OF_AN_INSTANCE}
+    own = train_flags.names_per_instance()
+    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in own}
     # The flags decide the plan, but for what a launcher or the environment has told one instance only.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
     shapes = {"the plan's model": f"{zlib.crc32(json.dumps(PlanRecord.of(run).to_json()).encode()):08x}"}
@@ -115,7 +108,7 @@ def find_checkpoint(
             f"middle of an execution of {iterations} updates. Use --device_iterations=1, or a divisor of "
             f"{found.manifest.step % run.epochs.updates_per_epoch}."
         )
-    _require_fit(found, cfg, run, variables, _TIED)
+    _require_fit(found, cfg, run, variables, train_flags.names_tied_to_weights())
     return found
 
 
@@ -123,7 +116,7 @@ def require_same_model(
     found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable]
 ) -> None:
     """Refuses to measure a checkpoint of another model or data set; how it was trained does not matter."""
-    _require_fit(found, cfg, run, variables, _TIED_FOR_EVALUATION)
+    _require_fit(found, cfg, run, variables, train_flags.names_tied_for_evaluation())
 
 
 def manifest_at(
@@ -205,7 +198,7 @@ def _versions_of_all(sdk: Sdk) -> Dict[str, str]:
 
 def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
     """Weights and up to two slots for each, in every checkpoint that is kept and the one being written; the export."""
-    copies = {"sgd": 2, "lars": 2, "adam": 3}[cfg.optimizer]
+    copies = 1 + recipe.OPTIMIZERS[cfg.optimizer].slots
     made = -(-run.epochs.updates // run.checkpoint_every)
     kept = min(cfg.keep_checkpoints, made) + 1
     return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _OTHER_FILES_BYTES

@@ -1,4 +1,4 @@
-"""What a run says while it works: bars on a terminal, plain lines in a file. No TensorFlow."""
+"""What a run prints while it works: progress bars on a terminal, plain lines in a file. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def render_duration(seconds: float) -> str:
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
-def _has_a_size(stream: TextIO) -> bool:
-    """Whether a terminal says how wide it is; one that does not would be shown neither bar nor lines."""
+def _knows_its_size(stream: TextIO) -> bool:
+    """Whether a terminal reports its width; tqdm prints nothing on one that reports 0."""
     try:
         return all(os.get_terminal_size(stream.fileno()))
     except (OSError, ValueError):
         return True
 
 
-class _Patient:
-    """A stream whose reader may go away: nobody then hears, and the run goes on."""
+class _SafeStream:
+    """A stream whose reader may close it: what is written then is lost, and the run goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: Optional[TextIO] = stream
@@ -54,8 +54,8 @@ class Console:
     """Prints for one instance. A quiet one prints warnings only."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
-        self._stream = _Patient(stream)
-        self._terminal = stream.isatty() and _has_a_size(stream)
+        self._stream = _SafeStream(stream)
+        self._terminal = stream.isatty() and _knows_its_size(stream)
         self._quiet = quiet
         self._bar: Optional[Any] = None
 
@@ -75,7 +75,7 @@ class Console:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Shows a clock while something takes long, and in the end how long it took."""
+        """Shows the elapsed time of something slow, and in the end how long it took."""
         if self._quiet:
             yield
             return
@@ -114,7 +114,7 @@ class Console:
             self._bar.update(updates)
 
     def end_epoch(self) -> None:
-        """Leaves the bar of the epoch standing."""
+        """Ends the epoch's bar, which stays on the screen."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

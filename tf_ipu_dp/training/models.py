@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ipu_dp.planning import architectures
-from tf_ipu_dp.planning.architectures import Architecture, Block, Layer
+from tf_ipu_dp.planning.architectures import Architecture, Block
+from tf_ipu_dp.planning.layers import INPUT, Layer
 
 NORMALISE = "normalise"
 
@@ -31,9 +32,9 @@ def make_model(
     """
     shape = (architecture.height, architecture.width, architecture.channels)
     compute = tf.keras.mixed_precision.global_policy().compute_dtype
-    image = tf.keras.Input(shape, name=architectures.INPUT, dtype="uint8" if eight_bit_input else compute)
+    image = tf.keras.Input(shape, name=INPUT, dtype="uint8" if eight_bit_input else compute)
     pixels = Normalise(mean, deviation, name=NORMALISE)(image) if eight_bit_input else image
-    if architecture.name not in architectures.APPLICATIONS:
+    if architecture.name not in architectures.KERAS_APPLICATIONS:
         return tf.keras.Model(image, _make_layers(architecture, pixels), name=architecture.name)
     model = tf.keras.Model(image, _apply_application(architecture, pixels), name=architecture.name)
     if architecture.norm == "group":
@@ -135,7 +136,7 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
 
 def _make_layers(architecture: Architecture, pixels: Any) -> Any:
     """Applies the layers of one of our own models to a tensor and returns the logits."""
-    tensors = {architectures.INPUT: pixels}
+    tensors = {INPUT: pixels}
     drawn = architectures.layers(architecture)
     for layer in drawn:
         inputs = [tensors[name] for name in layer.inputs]
@@ -176,7 +177,7 @@ def _make_head(architecture: Architecture) -> Any:
 
 
 def _apply_application(architecture: Architecture, pixels: Any) -> Any:
-    make = getattr(tf.keras.applications, architecture.name.replace("resnet", "ResNet"))
+    make = getattr(tf.keras.applications, architectures.KERAS_APPLICATIONS[architecture.name])
     # Given a tensor, keras.applications does not ask for 32 pixels or more, nor for 3 channels.
     body = make(include_top=False, weights=None, input_tensor=pixels, pooling="avg")
     return _make_head(architecture)(body.output)

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from tf_ipu_dp.config.recipe import OPTIMIZERS
 from tf_ipu_dp.planning import plan
 
 _legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
@@ -82,10 +83,9 @@ def make_optimizer(recipe: plan.Recipe, *, gradient_scale: float) -> Any:
         "l2": recipe.l2,
         "weight_decay": recipe.weight_decay,
     }
-    if recipe.optimizer == "adam":
-        optimizer: Any = Adam(**common)
-    else:
-        optimizer = {"sgd": Sgd, "lars": Lars}[recipe.optimizer](momentum=recipe.momentum, **common)
+    if OPTIMIZERS[recipe.optimizer].has_momentum:
+        common["momentum"] = recipe.momentum
+    optimizer: Any = {"sgd": Sgd, "adam": Adam, "lars": Lars}[recipe.optimizer](**common)
     if recipe.loss_scale is None:
         return tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
     # Keras scales the loss of a model in mixed_float16 dynamically unless it finds it scaled.

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.schema import TrainConfig
-from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, result_report
@@ -77,7 +77,7 @@ def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None)
         yield
     except (cli.UsageError, tf.errors.OpError) as error:
         lost_peers = not isinstance(error, cli.UsageError)
-        if lost_peers and not World.is_lost_peer(getattr(error, "message", "")):
+        if lost_peers and not failures.is_lost_peer(getattr(error, "message", "")):
             raise
         if instance or lost_peers:
             time.sleep(_LEADER_REPORTS_WITHIN_S)
@@ -86,7 +86,8 @@ def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None)
         if lost_peers:
             again = "Start the run again: it resumes from its last checkpoint." if signals else "Start it again."
             raise cli.UsageError(
-                f"instance {instance} lost its peers: one of them has ended, or the network to it is down. {again}"
+                f"instance {instance} {failures.LOST_PEERS}: one of them has ended, or the network to it is down. "
+                f"{again}"
             ) from error
         raise
 
@@ -108,7 +109,7 @@ def _run_and_keep_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
         raise cli.UsageError(str(error)) from error
     except tf.errors.OpError as error:
         folder.write_error(world.instance, traceback.format_exc())
-        if World.is_lost_peer(error.message):
+        if failures.is_lost_peer(error.message):
             raise
         raise cli.UsageError(
             f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import math
 import os
 import random
@@ -41,7 +40,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSession:
-    """A model on its device, the data for it, and what belongs to its training."""
+    """A model on its device, with its data, learning rate schedule and saved state."""
 
     cfg: TrainConfig
     plan: RunPlan
@@ -61,7 +60,7 @@ class TrainingSession:
         return float(self.schedule(tf.constant(update)))
 
     def make_training(self, first_update: int, last_update: int) -> Any:
-        """Returns this instance's part of the samples of some updates, as the model takes them."""
+        """Returns this instance's share of the samples of some updates, as a dataset for `fit`."""
         return sources.make_training(
             self.source,
             self.plan,
@@ -105,7 +104,7 @@ class TrainingSession:
         return records.Scores(int(count), records.finite(loss), top1, top5)
 
     def restore(self, found: checkpoints.Checkpoint, *, whole: bool) -> None:
-        """Reads a checkpoint that was found to fit: all of it, or the weights alone."""
+        """Reads a checkpoint that fits: all of it, or the weights alone."""
         state = self.state if whole else tf.train.Checkpoint(model=self.model)
         status = state.read(str(found.prefix))
         status.assert_existing_objects_matched()
@@ -132,30 +131,23 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
             sdk.popdist.init()
         except RuntimeError as error:  # the other instances cannot be reached; its text says why
             raise cli.UsageError(cli.first_line(str(error))) from error
-        importlib.import_module("popdist.tensorflow").set_ipu_config(
-            ipu_config, ipus_per_replica=run.topology.ipus_per_replica
-        )
+        sdk.set_popdist_config(ipu_config, ipus_per_replica=run.topology.ipus_per_replica)
     else:
         ipu_config.auto_select_ipus = run.topology.ipus_per_instance
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
-        # What is wrong with the system itself says what to do about it.
-        advice = " See who holds them with gc-monitor, or ask for fewer."
+        # An error of the system's configuration already says what to do.
+        advice = " See which process uses them with gc-monitor, or ask for fewer."
         if isinstance(error, tf.errors.InvalidArgumentError):
             advice = ""
         raise cli.UsageError(
             f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error
     sdk.ipu.utils.reset_ipu_seed(cfg.seed)
-    if distributed:
-        strategies = importlib.import_module("tensorflow.python.ipu.distributed.popdist_strategy")
-        strategy = strategies.PopDistStrategy()
-    else:
-        strategy = sdk.ipu.ipu_strategy.IPUStrategy()
-    several = run.topology.instances > 1
-    collectives = importlib.import_module("tensorflow.python.ipu.distributed") if several else None
-    return Device(strategy, distributed, World(instance, run.topology.instances, collectives))
+    collectives = sdk.host_collectives() if run.topology.instances > 1 else None
+    world = World(instance, run.topology.instances, collectives)
+    return Device(sdk.make_strategy(distributed=distributed), distributed, world)
 
 
 def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
@@ -248,7 +240,7 @@ def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulat
 
 
 def _seed_everything(cfg: TrainConfig) -> None:
-    # Keras has opinions on callbacks that save and on models without metrics; a run's own lines are enough.
+    # Keras warns about callbacks that save and models without metrics, which do not matter here.
     tf.get_logger().setLevel("ERROR")
     random.seed(cfg.seed)
     np.random.seed(cfg.seed % 2**32)
@@ -258,7 +250,7 @@ def _seed_everything(cfg: TrainConfig) -> None:
         seed_keras(cfg.seed % 2**32)
     if cfg.deterministic or cfg.evaluate:
         # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
-        with contextlib.suppress(RuntimeError):  # TensorFlow is under way already, in a test or a notebook
+        with contextlib.suppress(RuntimeError):  # TensorFlow has computed already, in a test or a notebook
             tf.config.threading.set_intra_op_parallelism_threads(_threads())
     if cfg.deterministic:
         os.environ["TF_DETERMINISTIC_OPS"] = "1"
@@ -268,7 +260,7 @@ def _seed_everything(cfg: TrainConfig) -> None:
 
 
 def _threads() -> int:
-    """A launcher that shares the cores among instances says how many; else half of them, for two micro batches."""
+    """Returns a launcher's share of the cores for this instance; else half of them, for two micro batches in flight."""
     given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     if given.isdigit() and int(given):
         return int(given)

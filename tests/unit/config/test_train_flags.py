@@ -75,6 +75,60 @@ def test_these_are_the_flags_and_a_new_one_is_a_decision():
 def test_the_config_has_a_field_and_the_help_has_a_line_for_every_flag():
     assert sorted(field.name for field in dataclasses.fields(schema.TrainConfig)) == FLAGS
     assert sorted(name for names in train_flags.GROUPS.values() for name in names) == FLAGS
+    assert sorted(flag.name for flag in train_flags.FLAGS) == FLAGS
+
+
+def test_a_flag_cannot_be_declared_without_saying_what_it_changes():
+    with pytest.raises(TypeError, match="effect"):
+        train_flags.Flag("x", None, train_flags.whole(1), help="X.")
+    assert all(isinstance(flag.effect, train_flags.Effect) for flag in train_flags.FLAGS)
+
+
+def test_a_flag_that_is_left_open_says_what_is_decided_for_it():
+    assert all((flag.default is None) == bool(flag.open_default) for flag in train_flags.FLAGS)
+
+
+def test_a_checkpoint_is_tied_to_the_flags_that_change_the_weights():
+    assert sorted(train_flags.names_tied_to_weights()) == [
+        "augment", "dataset", "global_batch_size", "image_size", "l2", "label_smoothing", "learning_rate",
+        "loss_scaling", "lr_base_batch", "lr_drop_epochs", "lr_scaling", "lr_schedule", "model", "momentum", "norm",
+        "optimizer", "precision", "reduction", "seed", "updates_per_epoch", "warmup_epochs", "weight_decay",
+    ]  # fmt: skip
+    assert train_flags.names_tied_for_evaluation() == ("model", "norm", "dataset", "image_size")
+
+
+def test_an_evaluation_does_not_need_how_the_training_was_divided():
+    assert sorted(train_flags.names_dropped_for_evaluation()) == [
+        "checkpoint_every", "device_iterations", "epochs", "global_batch_size", "gradient_accumulation", "hosts",
+        "instances", "updates_per_epoch",
+    ]  # fmt: skip
+
+
+def test_what_depends_on_the_host_may_differ_between_instances():
+    assert sorted(train_flags.names_per_instance()) == ["data_dir", "executable_cache", "hosts", "run_dir"]
+
+
+@pytest.mark.parametrize(
+    ("word", "accepted"),
+    [
+        ("--momentum=2", "a number from 0 to 1."),
+        ("--image_size=3", "a whole number from 28 to 4096."),
+        ("--l2=nan", "a number from 0 to 1000000."),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_with_the_bounds(word, accepted):
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse([word])
+    assert str(caught.value).endswith(f"It takes {accepted}")
+
+
+def test_the_help_quotes_the_defaults_that_the_planner_uses():
+    fv = train_flags.make_flags()
+    assert fv["learning_rate"].help.endswith("Default: 0.05 for sgd, 0.001 for adam, 1 for lars.")
+    assert fv["loss_scaling"].help.endswith("Default: 128, or none with --precision=32.32.")
+    assert fv["lr_drop_epochs"].help.endswith("Default: after 50% and 75% of the run.")
+    assert fv["warmup_epochs"].help.endswith("Default: 0.5, but at most 10% of the run.")
+    assert fv["momentum"].help == "Momentum of sgd and lars."
 
 
 def test_the_flags_can_be_defined_on_any_flag_values():

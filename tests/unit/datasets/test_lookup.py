@@ -133,8 +133,8 @@ def test_classes_are_counted_by_their_names_where_no_number_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        ({"text": TEXT, "label": LABEL}, "is no image classification: it has no images, only text, label."),
-        ({"image": IMAGE, "text": TEXT}, "is no image classification: it has no class labels, only image, text."),
+        ({"text": TEXT, "label": LABEL}, "is not an image classification: it has no images, only text, label."),
+        ({"image": IMAGE, "text": TEXT}, "is not an image classification: it has no class labels, only image, text."),
         ({"image": image(20, 20, 1, dtype="uint16"), "label": LABEL}, "has images of uint16; only 8-bit ones"),
     ],
 )

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.datasets import lookup, sources
+from tf_ipu_dp.datasets import augment as augmentation
+from tf_ipu_dp.datasets import built_in, lookup, order, sources
 from tf_ipu_dp.datasets.info import DATASETS, DatasetInfo
+from tf_ipu_dp.datasets.memory import InMemorySplit
+from tf_ipu_dp.datasets.tfrecords import TFRecordSplit
 from tf_ipu_dp.planning import plan
 
 MicroBatches = List[Tuple[Any, Any]]
@@ -26,9 +29,9 @@ POWERS = st.sampled_from([1, 2, 4])
 def toy_source(facts: DatasetInfo = TOY, size: int = 28) -> sources.Source:
     """Random images whose labels are the numbers of the samples."""
 
-    def held(samples: int, seed: int) -> sources.InMemorySplit:
+    def held(samples: int, seed: int) -> InMemorySplit:
         images = np.random.RandomState(seed).randint(0, 256, (samples, size, size, facts.channels)).astype(np.uint8)
-        return sources.InMemorySplit(tf.identity(images), tf.range(samples))
+        return InMemorySplit(tf.identity(images), tf.range(samples))
 
     return sources.Source(facts, held(facts.train_samples, 1), held(facts.validation_samples, 2))
 
@@ -75,29 +78,6 @@ def assert_same(left: MicroBatches, right: MicroBatches) -> None:
         np.testing.assert_array_equal(left_images, right_images)
 
 
-def test_the_order_of_samples_is_the_same_on_every_machine():
-    assert sources.order(42, 3, 1000)[:8].tolist() == [13, 597, 176, 497, 226, 730, 90, 196]
-    assert sources.order(2**31 - 1, 7, 60_000)[:4].tolist() == [53592, 19972, 6246, 11896]
-
-
-def test_the_draws_of_samples_are_the_same_on_every_machine():
-    expected = [[0.3076469898223877, 0.9572063684463501], [0.386885404586792, 0.369178831577301]]
-    assert sources.draw(42, 3, [0, 7], 2).tolist() == expected
-
-
-def test_draws_are_spread_evenly_and_do_not_go_together():
-    draws = sources.draw(1, 2, np.arange(20_000), 5)
-    assert draws.min() >= 0 and draws.max() < 1
-    assert np.abs(draws.mean(axis=0) - 0.5).max() < 0.01 and np.abs(draws.std(axis=0) - 12**-0.5).max() < 0.01
-    others = [
-        sources.draw(1, 3, np.arange(20_000), 5),
-        sources.draw(2, 2, np.arange(20_000), 5),
-        np.roll(draws, 1, axis=0),
-    ]
-    correlations = np.corrcoef(np.concatenate([draws, *others], axis=1).T)
-    assert np.abs(correlations - np.eye(len(correlations))).max() < 0.04
-
-
 @settings(max_examples=8)
 @given(instances=POWERS, local=POWERS, accumulation=st.integers(1, 3), micro=st.integers(1, 3), prefetch=st.booleans())
 def test_an_epoch_has_every_sample_of_its_updates_once_over_all_instances(
@@ -110,7 +90,7 @@ def test_an_epoch_has_every_sample_of_its_updates_once_over_all_instances(
     shards = [train(toy_source(), run, 0, updates, instance=i, prefetch=prefetch) for i in range(instances)]
     assert {len(shard) for shard in shards} == {updates * accumulation * local}
     seen = sorted(label for shard in shards for label in labels_of(shard))
-    assert seen == sorted(sources.order(3, 0, TOY.train_samples)[: updates * run.batch.global_batch_size].tolist())
+    assert seen == sorted(order.permutation(3, 0, TOY.train_samples)[: updates * run.batch.global_batch_size].tolist())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +111,7 @@ def test_instances_and_replicas_share_the_same_micro_batches(instances, local, a
     assert_same(dealt, expected)
 
 
-def test_a_run_that_goes_on_gets_what_the_whole_run_would_have_got():
+def test_a_resumed_run_gets_the_samples_that_the_whole_run_would_have_got():
     run = plan_toy(local=2, accumulation=1)
     assert run.epochs.updates_per_epoch == 8
     whole = train(toy_source(), run, 0, 19, augment="crop_flip")
@@ -186,7 +166,7 @@ def test_crops_are_shifts_by_up_to_four_pixels_into_black_and_flips_mirror_them(
 def test_a_random_part_of_an_image_keeps_its_brightness_and_sometimes_mirrors_it():
     facts = dataclasses.replace(TOY, height=32, width=32)
     ramp = np.broadcast_to(np.arange(28, dtype=np.uint8)[None, None, :, None] * 9, (70, 28, 28, 1))
-    held = sources.InMemorySplit(tf.identity(ramp), tf.range(70))
+    held = InMemorySplit(tf.identity(ramp), tf.range(70))
     changed = train(sources.Source(facts, held, held), plan_toy(facts, micro=7), 0, 10, augment="imagenet")
     assert changed[0][0].shape == (7, 32, 32, 1)
     slopes = [int(image[0, -1, 0]) - int(image[0, 0, 0]) for images, _ in changed for image in images]
@@ -194,6 +174,11 @@ def test_a_random_part_of_an_image_keeps_its_brightness_and_sometimes_mirrors_it
     assert max(map(abs, slopes)) <= 27 * 9
     for images, _ in changed:
         np.testing.assert_array_equal(images, np.broadcast_to(images[:, :1], images.shape))
+
+
+def test_every_augmentation_of_the_flags_is_implemented():
+    assert {"auto", *augmentation.RANDOM_NUMBERS} == set(train_flags.AUGMENTATIONS)
+    assert {facts.augment for facts in DATASETS.values()} <= set(augmentation.RANDOM_NUMBERS)
 
 
 def test_images_are_normalised_by_channel_on_the_host():
@@ -266,7 +251,7 @@ def resident_mb() -> float:
 def test_the_images_are_held_once_however_many_pipelines_read_them():
     facts = DatasetInfo("toy", 2048, 16, 128, 128, 3, 10, (0.5,) * 3, (0.5,) * 3)
     images = tf.zeros([2048, 128, 128, 3], tf.uint8) + tf.constant(1, tf.uint8)
-    source = sources.Source(facts, sources.InMemorySplit(images, tf.range(2048)), toy_source().validation)
+    source = sources.Source(facts, InMemorySplit(images, tf.range(2048)), toy_source().validation)
     run = plan_toy(facts, micro=8)
     before = resident_mb()
     iterators = []
@@ -315,7 +300,7 @@ def test_synthetic_images_can_be_learned_and_come_from_the_seed():
 
 
 def test_large_synthetic_images_repeat_rather_than_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(sources, "_MOST_SYNTHETIC_BYTES", 21 * 32 * 32 * 3)
+    monkeypatch.setattr(built_in, "_MOST_SYNTHETIC_BYTES", 21 * 32 * 32 * 3)
     facts = dataclasses.replace(DATASETS["synthetic"], train_samples=64, validation_samples=30)
     source = sources.open_source(facts, data_dir=None, seed=1)
     assert source.train.images.shape[0] == 20
@@ -398,7 +383,7 @@ def test_a_small_prepared_set_is_loaded_into_memory(prepared):
 
 def test_a_streamed_set_gives_every_instance_its_own_samples(prepared):
     source = open_prepared("tiny_varied", prepared, 32)
-    assert source.facts.streamed and isinstance(source.train, sources.TFRecordSplit)
+    assert source.facts.streamed and isinstance(source.train, TFRecordSplit)
     run = plan_toy(source.facts, instances=4, local=1, micro=2, accumulation=1)
     updates = run.epochs.updates_per_epoch
     assert updates == 5
@@ -411,7 +396,7 @@ def test_a_streamed_set_gives_every_instance_its_own_samples(prepared):
             np.testing.assert_allclose(images[..., 0].mean(axis=(1, 2)), 5.0 * labels, rtol=0, atol=6)
 
 
-def test_a_streamed_set_has_another_order_in_every_epoch_and_goes_on_where_it_stopped(prepared):
+def test_a_streamed_set_has_another_order_in_every_epoch_and_resumes_where_it_stopped(prepared):
     source = open_prepared("tiny_varied", prepared, 32)
     run = plan_toy(source.facts, micro=5)
     whole = train(source, run, 0, 18, augment="imagenet")

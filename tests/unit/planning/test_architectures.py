@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.architectures import Architecture, Block
+from tf_ipu_dp.planning.layers import INPUT
 
 
 def describe(name, size=32, channels=3, classes=10, norm="batch"):
@@ -69,7 +70,7 @@ def test_one_tensor_crosses_from_each_block_to_the_next(name, norm):
     architecture = describe(name, 28, 1, norm=norm)
     drawn = {layer.name: layer for layer in architectures.layers(architecture)}
     assert list(drawn) == [layer for block in architecture.blocks for layer in block.layers]
-    entry = architectures.INPUT
+    entry = INPUT
     for block in architecture.blocks:
         taken = {source for layer in block.layers for source in drawn[layer].inputs} - set(block.layers)
         assert taken == {entry}
@@ -181,3 +182,9 @@ def test_describing_a_model_needs_neither_tensorflow_nor_numpy():
         "sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", architectures.MODELS)
+def test_norm_matters_to_every_model_that_has_a_norm_layer(name):
+    batch, group = describe(name), describe(name, norm="group")
+    assert architectures.has_norm(batch) is architectures.has_norm(group) is (batch.parameters != group.parameters)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp.planning import architectures
+from tf_ipu_dp.planning.layers import INPUT
 from tf_ipu_dp.training import models
 
 MEAN, DEVIATION = (0.49, 0.48, 0.45, 0.5), (0.25, 0.24, 0.26, 0.25)
@@ -76,7 +77,7 @@ def assert_as_described(architecture, model):
     made = {layer.name: layer for layer in model.layers if not isinstance(layer, tf.keras.layers.InputLayer)}
     assert sorted(made) == sorted(name for block in architecture.blocks for name in block.layers)
     assert model.count_params() == architecture.parameters
-    entry = architectures.INPUT
+    entry = INPUT
     for block in architecture.blocks:
         layers = [made[name] for name in block.layers]
         assert sum(layer.count_params() for layer in layers) == block.parameters

@@ -10,12 +10,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator.keras import names
+from tf_ipu_dp.config.recipe import OPTIMIZERS
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.training import optimizers
 
-names.add_to_keras()
+on_import.apply_patches()
 POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 TOLERANCE = {"16.32": 0.01, "16.16": 0.1}
 X = np.random.RandomState(0).randn(64, 5).astype("float32")
@@ -205,6 +206,16 @@ def test_an_optimizer_survives_its_config(optimizer):
     again = type(made).from_config(made.get_config())
     by_hand = BY_HAND[optimizer](KERNEL, GRADIENTS, r, 0.25)
     np.testing.assert_allclose(updated(again), by_hand, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_the_flags_is_made_and_keeps_the_declared_values_per_weight(name):
+    optimizer = optimizers.make_optimizer(recipe(optimizer=name), gradient_scale=1.0)
+    weight = tf.Variable(KERNEL)
+    optimizer.apply_gradients([(GRADIENTS[0], weight)])
+    kept = [variable for variable in optimizer.variables() if variable.shape == weight.shape]
+    assert len(kept) == OPTIMIZERS[name].slots
+    assert hasattr(optimizer, "momentum") is OPTIMIZERS[name].has_momentum
 
 
 def test_only_the_optimizers_that_the_sdk_can_drive_are_made():

@@ -1,0 +1,220 @@
+"""What the values of flags may be: one absl parser for each kind of value, with its bounds. Pure.
+
+A parser's `placeholder` stands for the value in `--help`; `syntactic_help` completes "It takes ..." in a refusal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Sequence, Tuple
+
+from absl import flags
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config.schema import TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan
+
+# Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
+LARGEST_NUMBER = 2**31 - 1
+LARGEST_JOB = 2**20  # IPUs, and with them stages, instances and hosts
+
+Parser = Any  # flags.ArgumentParser is generic in newer releases of absl only
+
+
+class Serializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unused-ignore]
+    """Writes values as a user would type them."""
+
+    def serialize(self, value: object) -> str:
+        """Returns the text of a value."""
+        return cli.typed(value)
+
+
+def whole(lowest: int, highest: int = LARGEST_NUMBER) -> Parser:
+    """Returns the parser of whole numbers within bounds."""
+    return flags.IntegerParser(lower_bound=lowest, upper_bound=highest)
+
+
+def real(highest: float = 1e6) -> Parser:
+    """Returns the parser of numbers from 0 to a bound."""
+    return _RealParser(lower_bound=0.0, upper_bound=highest)
+
+
+def choice(values: Sequence[str]) -> Parser:
+    """Returns the parser of one of several words."""
+    return flags.EnumParser(list(values))
+
+
+def switch() -> Parser:
+    """Returns the parser of a flag that is on or off."""
+    return flags.BooleanParser()
+
+
+class _OwnParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+    kind = ""
+
+    def flag_type(self) -> str:
+        return self.kind
+
+
+class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
+    placeholder = "X"
+
+    def convert(self, argument: Any) -> float:
+        value = super().convert(argument)
+        if not math.isfinite(value):  # NaN passes absl's bounds
+            raise ValueError("it is not a finite number")
+        return float(value)
+
+
+class PathParser(_OwnParser):
+    """Paths, as they were typed."""
+
+    kind = "path"
+    syntactic_help = "a path"
+    placeholder = "PATH"
+
+    def parse(self, argument: Any) -> str:
+        """Returns the path."""
+        return str(argument)
+
+
+class DatasetNameParser(_OwnParser):
+    """Names of data sets, as tensorflow-datasets writes them: `set`, `set/config`, `set:1.2.3`."""
+
+    kind = "name"
+    syntactic_help = "a name like cifar10, with a configuration like name/config where it has several"
+    placeholder = "NAME"
+
+    def parse(self, argument: Any) -> str:
+        """Returns the name."""
+        name = str(argument).strip()
+        if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.]+)?", name, re.ASCII):
+            raise ValueError("it is not a data set's name")
+        return name
+
+
+class NamesParser(_OwnParser):
+    """Names of blocks, separated by commas."""
+
+    kind = "names"
+    syntactic_help = "names like conv3_block1,conv4_block1"
+    placeholder = "a,b"
+
+    def parse(self, argument: Any) -> Tuple[str, ...]:
+        """Returns the names."""
+        if isinstance(argument, tuple):
+            return argument
+        names = tuple(name.strip() for name in str(argument).split(","))
+        if not all(re.fullmatch(r"\w+", name, re.ASCII) for name in names):
+            raise ValueError("one of the names is empty or has an impossible character")
+        return names
+
+
+class AscendingNumbersParser(_OwnParser):
+    """Ascending numbers above 0, separated by commas."""
+
+    kind = "numbers"
+    syntactic_help = "ascending numbers like 30,60,80"
+    placeholder = "a,b"
+
+    def parse(self, argument: Any) -> Tuple[float, ...]:
+        """Returns the numbers."""
+        if isinstance(argument, tuple):
+            return argument
+        words = [word.strip() for word in str(argument).split(",")]
+        if not all(re.fullmatch(r"\d{1,9}(\.\d{1,9})?", word, re.ASCII) for word in words):
+            raise ValueError("part of it is not a number")
+        numbers = tuple(float(word) for word in words)
+        if list(numbers) != sorted(set(numbers)) or not numbers[0]:
+            raise ValueError("the numbers do not ascend from above 0")
+        return numbers
+
+
+class LossScalingParser(_OwnParser):
+    """Loss scaling: none, dynamic or a factor."""
+
+    kind = "loss scaling"
+    syntactic_help = "none, dynamic, or a number from 1 to 2^31"
+    placeholder = "none|dynamic|N"
+
+    def parse(self, argument: Any) -> LossScaling:
+        """Returns the loss scaling."""
+        if isinstance(argument, LossScaling):
+            return argument
+        text = str(argument).strip()
+        if text in ("none", "dynamic"):
+            return LossScaling(1.0 if text == "none" else None)
+        if not re.fullmatch(r"\d{1,10}(\.\d{1,9})?", text, re.ASCII) or not 1 <= float(text) <= 2**31:
+            raise ValueError("it is none of them")
+        return LossScaling(float(text))
+
+
+class DurationParser(_OwnParser):
+    """Durations of a training: in epochs or in weight updates."""
+
+    kind = "duration"
+    syntactic_help = "a number of epochs like 5, or of weight updates like 200steps"
+    placeholder = "N|Nsteps"
+
+    def parse(self, argument: Any) -> Duration:
+        """Returns the duration."""
+        if isinstance(argument, Duration):
+            return argument
+        match = re.fullmatch(r"\s*(\d+)\s*(epochs?|steps?)?\s*", str(argument), re.ASCII)
+        if not match:
+            raise ValueError("it is not a duration")
+        count = _read_digits(match[1], LARGEST_NUMBER)
+        if count < 1:
+            raise ValueError("nothing would be trained")
+        return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
+
+
+class TimeParser(_OwnParser):
+    """Times in seconds, minutes or hours."""
+
+    kind = "time"
+    syntactic_help = "a time like 90s, 30m or 2h"
+    placeholder = "N[s|m|h]"
+
+    def parse(self, argument: Any) -> TimeSpan:
+        """Returns the time."""
+        if isinstance(argument, TimeSpan):
+            return argument
+        match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", str(argument), re.ASCII)
+        if not match:
+            raise ValueError("it is not a time")
+        return TimeSpan(_read_digits(match[1], LARGEST_NUMBER) * TIME_UNITS[match[2] or "s"])
+
+
+class HostsParser(_OwnParser):
+    """The machines of a job: a number, or names separated by commas."""
+
+    kind = "hosts"
+    syntactic_help = "a number of hosts like 2, or different names like node1,node2"
+    placeholder = "N|a,b"
+
+    def parse(self, argument: Any) -> Hosts:
+        """Returns the hosts."""
+        if isinstance(argument, Hosts):
+            return argument
+        text = str(argument).strip()
+        if re.fullmatch(r"\d+", text, re.ASCII):
+            count = _read_digits(text, LARGEST_JOB)
+            if count < 1:
+                raise ValueError("a job has at least 1 host")
+            return Hosts(count)
+        names = tuple(name.strip() for name in text.split(","))
+        if not all(re.fullmatch(r"[a-z0-9][\w.:@%-]*", name, re.ASCII | re.IGNORECASE) for name in names):
+            raise ValueError("one of the host names is empty or has an impossible character")
+        if any(re.fullmatch(r"\d+\.?\d*|0x[\da-f]*", name, re.ASCII | re.IGNORECASE) for name in names):
+            raise ValueError("it is neither a whole number nor names")
+        if len(set(names)) < len(names):
+            raise ValueError("a host is named twice")
+        return Hosts(len(names), names)
+
+
+def _read_digits(digits: str, highest: int) -> int:
+    """Returns a number within a bound; int() itself would fail on thousands of digits."""
+    if len(digits) > 10 or int(digits) > highest:
+        raise ValueError(f"it is more than {highest}")
+    return int(digits)

@@ -1,0 +1,77 @@
+"""Prepares a set with tensorflow-datasets where the network allows it. No TensorFlow until it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any, Iterator, List, Optional
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.datasets import lookup
+
+_REACHABLE_WITHIN_S = 5.0
+
+
+def download(name: str, data_dir: Optional[str]) -> lookup.Prepared:
+    """Lets tensorflow-datasets prepare a set, one process at a time, and returns it; refuses where that cannot work."""
+    if not lookup.can_be_downloaded(name):
+        lookup.refuse_missing(name, data_dir)
+    tfds = import_tfds(name)
+    # Without this, a network that does not reach Google's storage costs more than a minute before anything happens.
+    tfds.core.utils.gcs_utils._is_gcs_disabled = True
+    root = lookup.data_folder(data_dir)
+    try:
+        builder = tfds.builder(name, data_dir=str(root))
+        if not all(map(_is_reachable, builder.url_infos)):
+            lookup.refuse_missing(name, data_dir, "cannot be downloaded from here")
+        print(f"downloading {name} to {root} ...", file=sys.stderr, flush=True)
+        root.mkdir(parents=True, exist_ok=True)
+        # tensorflow-datasets writes to stdout, which carries the result of the run.
+        with _lock(root / ".tf_ipu_dp.lock"), contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    except cli.UsageError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        lookup.refuse_missing(name, data_dir, f"its download failed ({type(error).__name__}: {reason})")
+    return lookup.read_prepared(name, data_dir) or lookup.refuse_missing(name, data_dir)
+
+
+def import_tfds(name: str) -> Any:
+    """Returns the module tensorflow_datasets, or refuses the set that needs it."""
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise cli.UsageError(
+            f"--dataset={name} needs tensorflow-datasets, which cannot be imported ({error}). Install it with "
+            "python -m pip install tensorflow-datasets, or use --dataset=fashion_mini or synthetic."
+        ) from error
+    return tensorflow_datasets
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_reachable(url: str) -> bool:
+    """Whether a download would begin within seconds; tensorflow-datasets itself would try for minutes."""
+    answers: List[bool] = []
+
+    def open_url() -> None:
+        failures = (OSError, http.client.HTTPException)
+        with contextlib.suppress(*failures), urllib.request.urlopen(url, timeout=_REACHABLE_WITHIN_S):
+            answers.append(True)
+
+    # In a thread, because the lookup of a host name has no timeout.
+    thread = threading.Thread(target=open_url, daemon=True)
+    thread.start()
+    thread.join(_REACHABLE_WITHIN_S)
+    return bool(answers)

@@ -1,0 +1,112 @@
+"""Splits that are kept in memory as 8-bit images, and the input pipelines that gather their samples by index."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import zlib
+from typing import Any, Callable, Dict, Tuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ipu_dp.datasets.augment import RANDOM_NUMBERS, Normaliser, augment_batch
+from tf_ipu_dp.datasets.order import TrainingShard, random_numbers
+from tf_ipu_dp.planning.plan import RunPlan
+
+# Several small micro batches are prepared in one call: the cost per call is that of some 30 images of 28 x 28.
+_MOST_SAMPLES_PER_CALL = 256
+_MOST_BYTES_PER_CALL = 4 * 2**20
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _without_autograph(function: _Function) -> _Function:
+    """Keeps autograph from converting a function without branches over tensors: that is most of a pipeline's start."""
+    kept: _Function = tf.autograph.experimental.do_not_convert(function)
+    return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemorySplit:
+    """The samples of a split in memory, once. Sample i is row i modulo the number of rows."""
+
+    images: Any  # uint8 [rows, height, width, channels]
+    labels: Any  # int32 [rows]
+
+    @classmethod
+    def from_arrays(cls, images: Any, labels: Any) -> InMemorySplit:
+        """Returns a split of copies of the arrays, which can be freed: a constant would keep them alive."""
+        return cls(tf.identity(images), tf.identity(labels.astype(np.int32)))
+
+    def make_training(
+        self, shard: TrainingShard, seed: int, augment: str, normalise: Normaliser, threads: Dict[str, Any]
+    ) -> Any:
+        """Returns the micro batches (images, labels) of a shard."""
+        size = shard.run.batch.micro_batch_size
+        counts = {shard.micro_batches_in(epoch) for epoch in shard.epochs}
+        group = _micro_batches_per_call(functools.reduce(math.gcd, counts), size, normalise.sample_bytes)
+        numbers = RANDOM_NUMBERS[augment]
+
+        def order_epoch(epoch: Any) -> Tuple[Any, Any]:
+            samples = shard.samples_in(seed, int(epoch)).reshape(-1, group * size)
+            return samples, random_numbers(seed, int(epoch), samples, numbers)
+
+        @_without_autograph
+        def list_groups(epoch: Any) -> Any:
+            samples, random = tf.numpy_function(order_epoch, [epoch], [tf.int32, tf.float32])
+            samples.set_shape([None, group * size])
+            random.set_shape([None, group * size, numbers])
+            return tf.data.Dataset.from_tensor_slices((samples, random))
+
+        @_without_autograph
+        def prepare(samples: Any, random: Any) -> Tuple[Any, Any]:
+            images, labels = self._gather(samples)
+            images = augment_batch(images, random, augment, normalise.height, normalise.width)
+            return _split_into_micro_batches(normalise(images), labels, group)
+
+        groups = tf.data.Dataset.range(shard.epochs.start, shard.epochs.stop).flat_map(list_groups)
+        return groups.map(prepare, **threads).unbatch()
+
+    def make_validation(self, run: RunPlan, instance: int, normalise: Normaliser, threads: Dict[str, Any]) -> Any:
+        """Returns the micro batches (images, labels) of an instance's part, then padding: black images of label 0."""
+        size, slots = run.batch.micro_batch_size, run.validation.slots_per_instance
+        part = run.validation.shard(instance)
+        group = _micro_batches_per_call(slots // size, size, normalise.sample_bytes)
+        samples: Any = np.full([slots], -1, np.int32)
+        samples[: len(part)] = part
+
+        @_without_autograph
+        def prepare(samples: Any) -> Tuple[Any, Any]:
+            images, labels = self._gather(tf.maximum(samples, 0))
+            images = tf.where((samples >= 0)[:, None, None, None], images, tf.zeros_like(images))
+            return _split_into_micro_batches(normalise(images), tf.where(samples >= 0, labels, 0), group)
+
+        return tf.data.Dataset.from_tensor_slices(samples.reshape(-1, group * size)).map(prepare, **threads).unbatch()
+
+    def read_labels(self, part: range) -> Any:
+        """Returns the labels of a range of samples."""
+        rows = np.arange(part.start, part.stop, dtype=np.int32) % self.labels.shape[0]
+        return tf.gather(self.labels, rows).numpy()
+
+    def checksum(self, total: int) -> int:
+        """Returns a checksum of the samples, continued from another."""
+        for tensor in (self.images, self.labels):
+            total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
+        return total
+
+    def _gather(self, samples: Any) -> Tuple[Any, Any]:
+        rows = samples % self.labels.shape[0]
+        return tf.gather(self.images, rows), tf.gather(self.labels, rows)
+
+
+def _micro_batches_per_call(count: int, size: int, sample_bytes: int) -> int:
+    """Returns the largest divisor of a number of micro batches that keeps a group small."""
+    samples = min(_MOST_SAMPLES_PER_CALL, _MOST_BYTES_PER_CALL // sample_bytes)
+    return max(n for n in range(1, max(samples // size, 1) + 1) if count % n == 0)
+
+
+def _split_into_micro_batches(images: Any, labels: Any, group: int) -> Tuple[Any, Any]:
+    size = labels.shape[0] // group
+    return tf.reshape(images, [group, size, *images.shape[1:]]), tf.reshape(labels, [group, size])
