@@ -18,7 +18,9 @@ import time
 
 from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.emulator.sdk_api import gcipuinfo
-from tf_ipu_dp.monitoring import devices, snapshots, tables
+from tf_ipu_dp.monitoring import device_reader, snapshots, tables
+from tf_ipu_dp.monitoring.sampler import Sampler
+from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -79,14 +81,14 @@ def measure_starts(rounds):
 
 
 def measure_refresh(rounds):
-    watcher = snapshots.Watcher(devices.open_reader("emulator"))
-    snapshot = watcher.look()
+    reader = snapshots.SnapshotReader(device_reader.open_reader("emulator"))
+    snapshot = reader.read()
     history = {ipu.id: [50.0] * 120 for ipu in snapshot.ipus}
-    look = tables.Look(width=200, bars=True, colour=True)
+    options = DisplayOptions(width=200, bars=True, colour=True)
     parts = {
-        "reading": watcher.look,
-        "drawing": lambda: tables.render_screen(snapshot, look, 100, history, "", {}),
-        "as JSON": lambda: json.dumps(snapshot.to_value()),
+        "reading": reader.read,
+        "drawing": lambda: tables.render_screen(snapshot, options, 100, history, "", {}),
+        "as JSON": lambda: json.dumps(snapshot.to_json()),
     }
     for name, action in parts.items():
         print(f"a refresh of {len(snapshot.ipus)} IPUs, {name}: {cpu_ms(action, 10 * rounds):.2f} ms of CPU")
@@ -94,13 +96,12 @@ def measure_refresh(rounds):
 
 def measure_sampling(rounds):
     attachment = registry.Partition.from_environment(os.environ).attach(count=4)
-    sampler = devices.Sampler(gcipuinfo, pid=os.getpid())
+    sampler = Sampler(gcipuinfo, pid=os.getpid())
     sampler.mark()
-    look, beat = cpu_ms(sampler.look, 10 * rounds), cpu_ms(attachment.beat, 10 * rounds)
+    sample, beat = cpu_ms(sampler.sample, 10 * rounds), cpu_ms(attachment.write_heartbeat, 10 * rounds)
     attachment.release()
-    print(
-        f"sampling at 1 Hz takes {look:.2f} ms of CPU per second, the heartbeat {beat:.2f}: {(look + beat) / 10:.3f} %"
-    )
+    share = (sample + beat) / 10
+    print(f"sampling at 1 Hz takes {sample:.2f} ms of CPU per second, the heartbeat {beat:.2f}: {share:.3f} %")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,88 @@
-"""What holds for all tests."""
+"""Fixtures for all tests: an emulated partition of their own, commands as subprocesses, and waiting for a condition."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A loaded machine may be slow, and fails no test by that.
+# A slow machine must not fail a test.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_partition(tmp_path_factory):
-    """Gives this process IPUs of its own, whoever else trains or tests on this machine."""
+def _test_environment(tmp_path_factory):
+    """Gives the test process emulated IPUs that no other job on this machine can attach, and silences TensorFlow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPU_EMULATOR_DIR", str(tmp_path_factory.mktemp("partition") / "of_tests"))
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         yield
+
+
+@pytest.fixture
+def emulator_dir(tmp_path, monkeypatch):
+    """Gives one test a partition of its own and returns the partition's folder, which is not made yet."""
+    folder = tmp_path / "partition"
+    monkeypatch.setenv("IPU_EMULATOR_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_command():
+    """Runs `python -m tf_ipu_dp.NAME WORDS...` and returns the completed process, whatever its exit code."""
+
+    def run(name, *words, timeout=300, cwd=None, **environ):
+        return subprocess.run(
+            _command_line(name, words), capture_output=True, text=True, check=False, timeout=timeout, cwd=cwd,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def start_command():
+    """Starts `python -m tf_ipu_dp.NAME WORDS...` and returns the process, which is killed if it outlives the test."""
+    processes = []
+
+    def start(name, *words, cwd=None, **environ):
+        process = subprocess.Popen(
+            _command_line(name, words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def _command_line(name, words):
+    return [sys.executable, "-m", f"tf_ipu_dp.{name}", *map(str, words)]
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """Waits until a condition holds and returns its value; fails with the condition's name after the limit."""
+
+    def wait(condition, limit_s=120.0, pause_s=0.01):
+        deadline = time.monotonic() + limit_s
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"{condition} did not hold within {limit_s:g} s"
+            time.sleep(pause_s)
+        return value
+
+    return wait
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,6 +1,6 @@
 """Compares the trained weights of two runs, layer by layer: `python -m tf_ipu_dp.compare runs/a runs/b`.
 
-What it reads are the newest good checkpoints. Imports TensorFlow when it reads them.
+It reads the newest valid checkpoint of each, and imports TensorFlow to do so.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _LIMIT = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far one layer of two runs is apart."""
+    """How much the weights of one layer differ between two runs."""
 
     layer: str
-    numbers: int
+    weights: int
     largest: float
-    relative: float  # the largest, over the largest number of the layer's variable; NaN is never near
+    relative: float  # over the largest weight of the same variable; infinite for NaN
 
 
 def main(words: Sequence[str]) -> int:
-    """Shows the differences; returns 1 if one of them is above the limit."""
+    """Shows the differences; returns 1 if one of them exceeds the limit."""
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
@@ -39,22 +39,22 @@ def main(words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if not word.startswith("-")]
     cli.parse([word for word in words if word.startswith("-")], fv)
     if len(folders) != 2:
-        raise cli.UsageError(f"Two runs are compared, and {len(folders)} are given. Name their folders: runs/a runs/b.")
+        raise cli.UsageError(f"compare needs two run folders, for example runs/a runs/b, but {len(folders)} given.")
     limit: float = fv["limit"].value  # type: ignore[assignment, unused-ignore]
-    first, second = (_newest(folder) for folder in folders)
+    first, second = (_newest_checkpoint(folder) for folder in folders)
     if first.manifest.step != second.manifest.step:
         raise cli.UsageError(
             f"{folders[0]} is at step {first.manifest.step:,} and {folders[1]} at {second.manifest.step:,}. "
-            "Compare runs of as many updates."
+            "Compare runs of the same number of steps."
         )
-    found = differences(read_weights(first.prefix), read_weights(second.prefix))
+    found = compare_weights(read_weights(first.prefix), read_weights(second.prefix))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
     sys.stdout.write(render(found, limit, first.manifest.step, [_layout(each) for each in (first, second)], width))
     return 0 if all(each.relative <= limit for each in found) else 1
 
 
-def differences(first: Dict[str, Any], second: Dict[str, Any]) -> List[Difference]:
-    """Returns the layers' differences, in their order; what only one of the runs has is infinitely far."""
+def compare_weights(first: Dict[str, Any], second: Dict[str, Any]) -> List[Difference]:
+    """Returns the difference of each layer, in the model's order; infinite for a variable that only one run has."""
     import numpy as np
 
     layers: Dict[str, List[Difference]] = {}
@@ -62,8 +62,8 @@ def differences(first: Dict[str, Any], second: Dict[str, Any]) -> List[Differenc
         layer = name.rpartition("/")[0] or name
         a, b = first.get(name), second.get(name)
         if a is None or b is None or a.shape != b.shape:
-            there: Any = b if a is None else a
-            each = Difference(layer, int(there.size), math.inf, math.inf)
+            present: Any = b if a is None else a
+            each = Difference(layer, int(present.size), math.inf, math.inf)
         else:
             largest = float(np.abs(np.subtract(a, b, dtype=np.float64)).max()) if a.size else 0.0
             scale = float(np.abs(a).max()) if a.size else 0.0
@@ -73,7 +73,7 @@ def differences(first: Dict[str, Any], second: Dict[str, Any]) -> List[Differenc
     return [
         Difference(
             layer,
-            sum(each.numbers for each in parts),
+            sum(each.weights for each in parts),
             max(each.largest for each in parts),
             max(each.relative for each in parts),
         )
@@ -82,7 +82,7 @@ def differences(first: Dict[str, Any], second: Dict[str, Any]) -> List[Differenc
 
 
 def read_weights(prefix: Path) -> Dict[str, Any]:
-    """Returns a checkpoint's weights of floating point by their names, in the model's order."""
+    """Returns the floating-point weights of a checkpoint by their names, in the model's order."""
     import tensorflow as tf
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
@@ -91,29 +91,29 @@ def read_weights(prefix: Path) -> Dict[str, Any]:
     graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     keys = [(each.checkpoint_key, each.full_name) for node in graph.nodes for each in node.attributes]
     own = [(key, name) for key, name in keys if key.startswith("model/") and "/.OPTIMIZER_SLOT/" not in key]
-    tensors = {name: reader.get_tensor(key) for key, name in sorted(own, key=_place)}
+    tensors = {name: reader.get_tensor(key) for key, name in sorted(own, key=_layer_order)}
     return {name: value for name, value in tensors.items() if value.dtype.kind == "f"}
 
 
 def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequence[str], width: int) -> str:
-    """Returns the table of the layers and, below it, the verdict."""
-    rows = [(each.layer, f"{each.numbers:,}", f"{each.largest:.1e}", f"{each.relative:.1e}") for each in found]
+    """Returns the table of the layers and, below it, the conclusion."""
+    rows = [(each.layer, f"{each.weights:,}", f"{each.largest:.1e}", f"{each.relative:.1e}") for each in found]
     table = cli.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
     worst = max(found, key=lambda each: each.relative)
     what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
     distance = f"{worst.relative:.1e} of {worst.layer} (limit {limit:g})"
     if worst.largest == 0:
-        return f"{table}\n{what}: the same weights, bit by bit.\n"
+        return f"{table}\n{what}: identical weights, bit for bit.\n"
     if worst.relative <= limit:
-        return f"{table}\n{what}: the same weights. The largest relative difference is {distance}.\n"
+        return f"{table}\n{what}: equal weights. The largest relative difference is {distance}.\n"
     return f"{table}\n{what}: different weights. The largest relative difference is {distance}.\n"
 
 
-def _newest(folder: Path) -> checkpoints.Checkpoint:
+def _newest_checkpoint(folder: Path) -> checkpoints.Checkpoint:
     store = checkpoints.Store(folder / "checkpoints", 1, lambda text: print(f"compare: {text}", file=sys.stderr))
     found = store.newest()
     if found is None:
-        raise cli.UsageError(f"{folder} has no good checkpoint. Name the folder of a run that has saved one.")
+        raise cli.UsageError(f"{folder} has no valid checkpoint. Give the folder of a run that has saved one.")
     return found
 
 
@@ -123,21 +123,24 @@ def _layout(checkpoint: checkpoints.Checkpoint) -> str:
     return f"{cli.count(topology.instances, 'instance')} x {replicas}"
 
 
-def _place(pair: Any) -> Any:
-    """Sorts `layer_with_weights-10` behind `layer_with_weights-9`."""
+def _layer_order(pair: Any) -> Any:
+    """Returns a sort key that puts `layer_with_weights-10` after `layer_with_weights-9`."""
     return [int(part) if part.isdigit() else part for part in pair[0].replace("-", "/").split("/")][:3], pair[0]
 
 
 def _make_flags() -> flags.FlagValues:
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
-    flags.DEFINE_float("limit", _LIMIT, "Largest relative difference of equal runs.", lower_bound=0.0, flag_values=fv)
+    flags.DEFINE_float(
+        "limit", _LIMIT, "Largest relative difference between equal weights.", lower_bound=0.0, flag_values=fv
+    )
     return fv
 
 
 def _help() -> str:
     return cli.render_help(
         "python -m tf_ipu_dp.compare [--flag=value ...] RUN_DIR RUN_DIR",
-        "Shows how far the weights of two runs are apart, layer by layer; ends with 1 where it is more than --limit.",
+        "Shows how much the weights of two runs differ, layer by layer. Exit code 1 when one differs by more than "
+        "--limit.",
         {"Comparison": ("limit",)},
         _make_flags(),
         shutil.get_terminal_size().columns,

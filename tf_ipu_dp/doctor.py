@@ -1,7 +1,7 @@
-"""Says what this machine can do, and why not: `python -m tf_ipu_dp.doctor`.
+"""Checks whether this machine can train, and says what is missing: `python -m tf_ipu_dp.doctor`.
 
-It imports neither TensorFlow nor Horovod nor the SDK itself: these may crash the interpreter or hang, so each is asked
-in a child process with a time limit.
+TensorFlow, Horovod and the SDK may crash the interpreter or hang, so each is imported in a child process with a timeout
+and never in this one.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from absl import flags
 
 from tf_ipu_dp import __version__, cli
 
-TIME_LIMIT_S = 60.0
+TIMEOUT_S = 60.0
 GROUPS = {"Output": ("json",)}
-# Releases that the test suite runs on. Others with Keras 2 may do.
+# Releases that the test suite runs on. Others with Keras 2 may work.
 TESTED_TENSORFLOW = ("2.6", "2.15")
 
 _PROBES = {
     "tensorflow": """
 import json, tensorflow as tf
-found = {"version": tf.__version__, "path": tf.__file__, "poplar": True, "keras": None}
+answer = {"version": tf.__version__, "path": tf.__file__, "poplar": True, "keras": None}
 try:
     from tensorflow.python import ipu
 except ImportError:
-    found["poplar"] = False
+    answer["poplar"] = False
 import keras
-found["keras"] = keras.__version__
-print(json.dumps(found))
+answer["keras"] = keras.__version__
+print(json.dumps(answer))
 """,
     "horovod": """
 import json
 from importlib import metadata
 import horovod.tensorflow as hvd
 built = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built()}
-print(json.dumps({"version": metadata.version("horovod"), "built": [name for name, there in built.items() if there]}))
+print(json.dumps({"version": metadata.version("horovod"), "built": [name for name, has in built.items() if has]}))
 """,
     "tensorflow_datasets": """
 import json, os
@@ -61,14 +61,14 @@ print(json.dumps({"devices": [dict(device) for device in gcipuinfo.gcipuinfo().g
 }
 _TOOLS = {
     "poprun": "It comes with the Poplar SDK: source its enable script.",
-    "mpirun": "Only needed to start instances over MPI: install Open MPI.",
-    "srun": "Only there on Slurm clusters.",
+    "mpirun": "Needed to start instances over MPI only: install Open MPI.",
+    "srun": "Available on Slurm clusters only.",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What a child process found out: a value, or the reason why there is none."""
+    """The answer of a child process: a value, or the reason why there is none."""
 
     value: Optional[Dict[str, Any]]
     failure: str = ""
@@ -76,7 +76,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the table. `ok` is None for what is absent and not needed."""
+    """One line of the table. `ok` is None for what is missing but not required."""
 
     name: str
     ok: Optional[bool]
@@ -86,26 +86,26 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """All findings, and where `train` would run: `poplar`, `emulator` or nowhere."""
+    """All findings, and the SDK that `train` would use: `poplar`, `emulator`, or None where it cannot start."""
 
     sdk: Optional[str]
     findings: Tuple[Finding, ...]
 
 
 def main(words: Sequence[str]) -> int:
-    """Asks, judges, shows."""
+    """Runs the probes, checks their answers, shows the findings."""
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     flags.DEFINE_bool("json", False, "Print the findings as JSON.", flag_values=fv)
     width = shutil.get_terminal_size().columns
     if cli.wants_help(words):
-        about = "Says what this machine can do, and why not. Exit code 0 when train would start, 1 when not."
+        about = "Checks whether this machine can train, and says what is missing. Exit code 0 when it can, 1 when not."
         sys.stdout.write(cli.render_help("python -m tf_ipu_dp.doctor [--json]", about, GROUPS, fv, width))
         return 0
     cli.parse(words, fv)
     if sys.stderr.isatty():
-        sys.stderr.write("asking TensorFlow, Horovod and the others (a few seconds) ...")
+        sys.stderr.write("checking TensorFlow, Horovod and the SDK (a few seconds) ...")
         sys.stderr.flush()
-    diagnosis = judge(read_probes(TIME_LIMIT_S), os.environ, sys.version_info[:2])
+    diagnosis = diagnose(read_probes(TIMEOUT_S), os.environ, sys.version_info[:2])
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     if fv["json"].value:
@@ -116,100 +116,100 @@ def main(words: Sequence[str]) -> int:
     return 0 if diagnosis.sdk else 1
 
 
-def judge(probes: Mapping[str, Probe], environ: Mapping[str, str], python: Tuple[int, ...]) -> Diagnosis:
-    """Makes the findings of what was read, and decides where `train` would run."""
-    tensorflow, keras = _judge_tensorflow(probes["tensorflow"])
-    sdk = _judge_sdk(probes, environ)
-    emulator = _judge_emulator(tensorflow, keras, probes["tensorflow"])
+def diagnose(probes: Mapping[str, Probe], environ: Mapping[str, str], python: Tuple[int, ...]) -> Diagnosis:
+    """Returns the findings, and which SDK `train` would use."""
+    tensorflow, keras = _check_tensorflow(probes["tensorflow"])
+    sdk = _check_sdk(probes, environ)
+    emulator = _check_emulator(tensorflow, keras, probes["tensorflow"])
     supported = (3, 8) <= python <= (3, 11)
     findings = [
         Finding(
             "Python",
             supported,
             f"{platform.python_version()}, {sys.executable}",
-            "" if supported else "Use Python 3.8 to 3.11: TensorFlow 2.6 and 2.15 have wheels for no others.",
+            "" if supported else "Use Python 3.8 to 3.11: TensorFlow 2.6 and 2.15 have no wheels for other versions.",
         ),
         tensorflow,
         keras,
         sdk,
         emulator,
-        _judge_horovod(probes["horovod"]),
-        *(_judge_tool(name, probes[name]) for name in _TOOLS),
-        _judge_datasets(probes["tensorflow_datasets"], environ),
+        _check_horovod(probes["horovod"]),
+        *(_check_tool(name, probes[name]) for name in _TOOLS),
+        _check_datasets(probes["tensorflow_datasets"], environ),
         _read_machine(),
     ]
-    able = supported and tensorflow.ok and keras.ok
-    where = "poplar" if able and sdk.ok else "emulator" if able and emulator.ok else None
-    return Diagnosis(where, tuple(findings))
+    ready = supported and tensorflow.ok and keras.ok
+    chosen = "poplar" if ready and sdk.ok else "emulator" if ready and emulator.ok else None
+    return Diagnosis(chosen, tuple(findings))
 
 
 def render(diagnosis: Diagnosis, width: int, ascii_only: bool = False) -> str:
-    """Returns the table, what to do about each fault, and the verdict."""
+    """Returns the table, advice for each fault, and the conclusion."""
     marks = {True: "yes", False: "no", None: "-"} if ascii_only else {True: "✓", False: "✗", None: "·"}
     rows = [(marks[finding.ok], finding.name, finding.detail) for finding in diagnosis.findings]
     text = cli.render_table(("", "", ""), rows, width)
     advice = [finding for finding in diagnosis.findings if finding.advice and finding.ok is not True]
     if advice:
         text += "\n" + cli.render_table(("", ""), [(f"{finding.name}:", finding.advice) for finding in advice], width)
-    return text + "\n" + _verdict(diagnosis) + "\n"
+    return text + "\n" + _conclusion(diagnosis) + "\n"
 
 
 def render_json(diagnosis: Diagnosis) -> str:
-    """Returns the same for a program."""
+    """Returns the findings as JSON text."""
     value = {"schema": 1, "version": __version__, "ready": diagnosis.sdk is not None, **dataclasses.asdict(diagnosis)}
     return json.dumps(value, indent=2) + "\n"
 
 
-def read_probes(limit_s: float) -> Dict[str, Probe]:
-    """Asks all of them at the same time; what does not answer within the limit is stopped."""
+def read_probes(timeout_s: float) -> Dict[str, Probe]:
+    """Runs all probes at the same time; those that exceed the timeout are killed."""
     commands = {name: [sys.executable, "-c", code] for name, code in _PROBES.items()}
     with futures.ThreadPoolExecutor() as pool:
-        answers = {name: pool.submit(read_probe, command, limit_s) for name, command in commands.items()}
-        answers.update({name: pool.submit(_read_tool, name, limit_s) for name in _TOOLS})
+        answers = {name: pool.submit(read_probe, command, timeout_s) for name, command in commands.items()}
+        answers.update({name: pool.submit(_read_tool, name, timeout_s) for name in _TOOLS})
         return {name: answer.result() for name, answer in answers.items()}
 
 
-def read_probe(command: Sequence[str], limit_s: float) -> Probe:
-    """Runs a program whose last line on stdout is JSON."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+def read_probe(command: Sequence[str], timeout_s: float) -> Probe:
+    """Runs a command whose last line on stdout is a JSON object."""
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        code, out, err = _run(command, limit_s, environment)
+        code, out, err = _run(command, timeout_s, environ)
     except subprocess.TimeoutExpired:
-        return Probe(None, f"no answer within {limit_s:.0f} s")
+        return Probe(None, f"no answer within {timeout_s:.0f} s")
     except OSError as error:
         return Probe(None, error.strerror or str(error))
     if code < 0:
-        return Probe(None, f"the interpreter was ended by {_signal_name(-code)}")
+        return Probe(None, f"the interpreter was killed by {_signal_name(-code)}")
     if code:
         lines = [line for line in err.splitlines() if line.strip()]
         return Probe(None, lines[-1].strip() if lines else f"exit code {code}")
     try:
         value = json.loads(out.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        return Probe(None, "it ended without an answer")
+        return Probe(None, "it exited without an answer")
     return Probe(value)
 
 
-def _read_tool(name: str, limit_s: float) -> Probe:
+def _read_tool(name: str, timeout_s: float) -> Probe:
     path = shutil.which(name)
     if not path:
         return Probe(None, "not found on the PATH")
     try:
-        _, out, err = _run([path, "--version"], limit_s, dict(os.environ))
+        _, out, err = _run([path, "--version"], timeout_s, dict(os.environ))
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe(None, f"{path} does not answer ({type(error).__name__})")
     lines = (out + err).strip().splitlines()
     return Probe({"path": path, "version": lines[0].strip() if lines else ""})
 
 
-def _run(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> Tuple[int, str, str]:
-    """Runs a program with all its children, and ends them all when the time is over."""
+def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> Tuple[int, str, str]:
+    """Runs a command; at the timeout, kills it with all its children."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        env=environment, start_new_session=True,
+        env=environ, start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            out, err = process.communicate(timeout=limit_s)
+            out, err = process.communicate(timeout=timeout_s)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -224,42 +224,40 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _judge_tensorflow(probe: Probe) -> Tuple[Finding, Finding]:
-    install = "Start through launch/train, which makes an environment, or install it: pip install '.[host]'"
+def _check_tensorflow(probe: Probe) -> Tuple[Finding, Finding]:
+    install = "Start with launch/train, which makes an environment, or install it: pip install '.[host]'"
     if not probe.value:
-        broken = (
-            "It is there but does not start. Remove this environment and start through launch/train, which makes one."
-        )
+        broken = "It is installed but cannot be imported. Remove this environment and start with launch/train."
         absent = Finding("TensorFlow", False, probe.failure, install if "No module named" in probe.failure else broken)
-        return absent, Finding("Keras", False, "asked together with TensorFlow, which does not start")
+        return absent, Finding("Keras", False, "not checked: TensorFlow cannot be imported")
     version, keras = probe.value["version"], probe.value["keras"]
     kind = "of the Poplar SDK" if probe.value["poplar"] else "stock"
     tested = any(version.startswith(f"{release}.") for release in TESTED_TENSORFLOW)
-    note = "" if tested else f"; tested are {cli.alternatives(TESTED_TENSORFLOW)}"
-    old_enough = keras.startswith("2.")
+    note = "" if tested else f"; tested with {cli.alternatives(TESTED_TENSORFLOW)}"
+    is_keras_2 = keras.startswith("2.")
     return (
         Finding("TensorFlow", True, f"{version}, {kind}{note}"),
-        Finding("Keras", old_enough, keras, "" if old_enough else f"Keras 2 is needed. {install}"),
+        Finding("Keras", is_keras_2, keras, "" if is_keras_2 else f"Keras 2 is needed. {install}"),
     )
 
 
-def _judge_sdk(probes: Mapping[str, Probe], environ: Mapping[str, str]) -> Finding:
+def _check_sdk(probes: Mapping[str, Probe], environ: Mapping[str, str]) -> Finding:
     name = "Poplar SDK"
     enabled = "POPLAR_SDK_ENABLED" in environ
     tensorflow, info = probes["tensorflow"].value, probes["gcipuinfo"]
     poplar = bool(tensorflow and tensorflow["poplar"])
     if not enabled and not poplar and not info.value:
         return Finding(
-            name, None, "not enabled in this shell", "On a machine with IPUs: source the SDK's enable script."
+            name, None, "not enabled in this shell", "On a machine with IPUs, source the SDK's enable script."
         )
     if not info.value:
         return Finding(
-            name, False, f"enabled, but gcipuinfo fails: {info.failure}", "Source the SDK's enable script again."
+            name, False, f"enabled, but gcipuinfo failed: {info.failure}", "Source the SDK's enable script again."
         )
     devices: List[Dict[str, str]] = info.value["devices"]
     if not devices:
-        advice = "Ask for a partition (vipu list partitions), and set IPUOF_VIPU_API_HOST and _PARTITION_ID."
-        return Finding(name, False, "enabled, but no IPU is found", advice)
+        advice = "Choose a partition (vipu list partitions): set IPUOF_VIPU_API_HOST and IPUOF_VIPU_API_PARTITION_ID."
+        return Finding(name, False, "enabled, but there is no IPU", advice)
     first = devices[0]
     facts = [f"{len(devices)} IPUs"]
     for label, key in (
@@ -271,44 +269,44 @@ def _judge_sdk(probes: Mapping[str, Probe], environ: Mapping[str, str]) -> Findi
             facts.append(f"{label} {first[key]}")
     if not poplar:
         advice = "Install the SDK's tensorflow and keras wheels into this environment."
-        return Finding(name, False, ", ".join([*facts, "but this TensorFlow is not the SDK's"]), advice)
+        return Finding(name, False, ", ".join([*facts, "but TensorFlow is not the SDK's"]), advice)
     return Finding(name, True, ", ".join(facts))
 
 
-def _judge_emulator(tensorflow: Finding, keras: Finding, probe: Probe) -> Finding:
+def _check_emulator(tensorflow: Finding, keras: Finding, probe: Probe) -> Finding:
     name = "Emulator"
     if not (tensorflow.ok and keras.ok):
         return Finding(name, False, "needs TensorFlow with Keras 2")
     if probe.value and probe.value["poplar"]:
-        return Finding(name, None, "not needed beside the Poplar SDK's TensorFlow")
-    return Finding(name, True, "this TensorFlow can carry it")
+        return Finding(name, None, "not available with the Poplar SDK's TensorFlow")
+    return Finding(name, True, "available with this TensorFlow")
 
 
-def _judge_horovod(probe: Probe) -> Finding:
+def _check_horovod(probe: Probe) -> Finding:
     if probe.value:
         return Finding("Horovod", True, f"{probe.value['version']} with {' and '.join(probe.value['built'])}")
-    advice = "Only needed for more than one instance. To build it: python -m tf_ipu_dp.environment distributed"
+    advice = "Needed for more than one instance only. Build it with: python -m tf_ipu_dp.environment distributed"
     absent = "No module named 'horovod'" in probe.failure
     return Finding("Horovod", None if absent else False, "not built" if absent else probe.failure, advice)
 
 
-def _judge_tool(name: str, probe: Probe) -> Finding:
+def _check_tool(name: str, probe: Probe) -> Finding:
     if probe.value:
         return Finding(name, True, ", ".join(filter(None, (probe.value["version"], probe.value["path"]))))
     return Finding(name, None, probe.failure, _TOOLS[name])
 
 
-def _judge_datasets(probe: Probe, environ: Mapping[str, str]) -> Finding:
+def _check_datasets(probe: Probe, environ: Mapping[str, str]) -> Finding:
     name = "tensorflow-datasets"
     if not probe.value:
         return Finding(
-            name, False, probe.failure, "Only the package's own data can be used. To install it: pip install '.[host]'"
+            name, False, probe.failure, "Only the shipped data sets can be used. Install it with: pip install '.[host]'"
         )
     folder = Path(environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
     try:
         entries = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     except OSError as error:
-        return Finding(name, False, f"{folder}: {error.strerror}", "Set TFDS_DATA_DIR to a directory that can be read.")
+        return Finding(name, False, f"{folder}: {error.strerror}", "Set TFDS_DATA_DIR to a readable directory.")
     prepared = [entry for entry in entries if entry not in ("downloads", "manual")]
     return Finding(name, True, f"{probe.value['version']}, data in {folder}: {', '.join(prepared) or 'none yet'}")
 
@@ -319,11 +317,11 @@ def _read_machine() -> Finding:
     return Finding("Machine", True, f"{cores} cores, {memory_gib:.1f} GiB, {platform.system()} {platform.machine()}")
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
+def _conclusion(diagnosis: Diagnosis) -> str:
     if diagnosis.sdk is None:
-        return "Train would not start here."
+        return "Not ready: train cannot start here."
     where = {"poplar": "on IPUs", "emulator": "on the emulator"}[diagnosis.sdk]
-    return f"Train would start here, {where}."
+    return f"Ready: train runs here {where}."
 
 
 if __name__ == "__main__":

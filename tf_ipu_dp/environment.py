@@ -2,14 +2,14 @@
 
 Standard library only: when this runs, nothing is installed yet.
 
-Three targets: `run` (one instance), `distributed` (and Horovod), `test` (and everything else).
+Three targets: `run` (one instance), `distributed` (with Horovod), `test` (with test and lint tools).
 
     launch/train                                  makes .venv in the clone for `run`
-    python -m tf_ipu_dp.environment distributed   adds Horovod to the environment of this very Python
+    python -m tf_ipu_dp.environment distributed   adds Horovod to the environment of the Python that runs it
 
-An environment is used only while it is whole. What is being installed carries a mark; a start that finds the mark
-begins again, and a start that comes while another one installs waits for it. Inside an enabled Poplar SDK environment
-nothing that is installed is ever changed: only what is missing is added.
+An environment is used only when it is complete. A marker file stands beside it during an installation: a start that
+finds the marker of an interrupted installation begins again, and a start during an installation waits for it. In the
+environment of an enabled Poplar SDK no installed package is ever changed: only missing ones are added.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO
 
 HOROVOD = "horovod==0.28.1"
-# cmake 4 refuses Horovod's CMakeLists; setuptools 70 breaks its setup.py. ninja saves asking for make.
+# cmake 4 rejects Horovod's CMakeLists; setuptools 70 breaks its setup.py. With ninja no make has to be installed.
 _HOROVOD_BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
 TARGETS: Dict[str, Sequence[str]] = {
     "run": ("host", "plots"),
     "distributed": ("host", "plots", "distributed"),
     "test": ("host", "distributed", "plots", "test", "lint"),
 }
-# Horovod's setup.py hands make's VERBOSE=1 to whatever cmake builds with; ninja would take it for a target.
+# Horovod's setup.py passes make's VERBOSE=1 to every build tool; ninja would take it for a target.
 _CMAKE_FOR_NINJA = """#!/bin/sh
 for word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done
 exec cmake "$@"
@@ -62,24 +62,24 @@ class SetupError(Exception):
 
 
 class KilledError(SetupError):
-    """A command was ended in the middle, and may have left things half done."""
+    """A command was killed, and may have left a partial installation."""
 
 
 class Status:
-    """Says what is being done: one line that changes on a terminal, plain lines elsewhere."""
+    """Shows progress: one line that changes on a terminal, plain lines elsewhere."""
 
     def __init__(self, program: str, stream: TextIO) -> None:
         self._program, self._stream, self._started = program, stream, time.monotonic()
         self._live = stream.isatty()
 
-    def say(self, text: str) -> None:
-        """Writes a line that stays."""
+    def info(self, text: str) -> None:
+        """Writes a line that stays on the screen."""
         self._clear()
         self._stream.write(f"{self._program}: {text}\n")
         self._stream.flush()
 
-    def doing(self, text: str, keep: bool = False) -> None:
-        """Shows what is being done now; where there is no terminal only what is worth keeping is written."""
+    def progress(self, text: str, keep: bool = False) -> None:
+        """Shows the current activity; without a terminal only if `keep` is set."""
         if self._live:
             elapsed = f"  {time.monotonic() - self._started:.0f} s  "
             width = shutil.get_terminal_size().columns - 1
@@ -95,26 +95,26 @@ class Status:
 
 
 def main(words: Sequence[str]) -> int:
-    """Makes what is asked for and prints the Python to run it with."""
+    """Makes the environment and prints the path of its Python."""
     parser = argparse.ArgumentParser(
         prog="python -m tf_ipu_dp.environment", description=__doc__.split("\n", maxsplit=1)[0]
     )
     parser.add_argument("target", choices=sorted(TARGETS), help="what the environment is for")
     parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
-    parser.add_argument("--program", default="environment", help="name in front of what is said")
+    parser.add_argument("--program", default="environment", help="name in front of messages")
     parser.add_argument("--key", default="", help="what launch/environment.sh compares before it skips this program")
     args = parser.parse_args(words)
     status = Status(args.program, sys.stderr)
     try:
         python = make(args.target, args.venv, args.key, status)
     except SetupError as problem:
-        status.say(str(problem))
+        status.info(str(problem))
         return 1
     except OSError as error:
-        status.say(f"the environment cannot be made: {error}. Mend that, or set TF_IPU_DP_VENV to another directory.")
+        status.info(f"the environment cannot be made: {error}. Fix that, or set TF_IPU_DP_VENV to another directory.")
         return 1
     except KeyboardInterrupt:
-        status.say("interrupted; the next start begins the installation again.")
+        status.info("interrupted; the next start repeats the installation.")
         return 130
     print(python)
     return 0
@@ -129,42 +129,44 @@ def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
         return Path(sys.executable)
     if venv is None:
         if target != "distributed":
-            raise SetupError(f"an environment for {target!r} is made by launch/; here only 'distributed' can be added.")
+            raise SetupError(
+                f"environments for {target!r} are made by launch/; only 'distributed' can be added to this one."
+            )
         with _lock(_shared_lock(), status):
             _install_horovod(Path(sys.executable), cache_dir(), status)
         return Path(sys.executable)
     venv = venv.absolute()
-    if not _is_whole(venv, target):
-        with _lock(_beside(venv, "lock"), status):
-            if not _is_whole(venv, target):
+    if not _is_complete(venv, target):
+        with _lock(_sibling(venv, "lock"), status):
+            if not _is_complete(venv, target):
                 _make_venv(target, venv, status)
-    # A clone that has moved or shares its environment says anew where it is; what cannot be written is not needed.
+    # The clone may have moved, or share its environment with another. Without write access the files are not needed.
     with contextlib.suppress(OSError):
         _point_to_clone(venv)
         for name in TARGETS:
-            if key and _is_whole(venv, name):
+            if key and _is_complete(venv, name):
                 _write(venv / f"ready-{name}", key)
     return venv / "bin" / "python"
 
 
 def has_poplar_tensorflow() -> bool:
-    """Whether this Python's TensorFlow is the Poplar SDK's. Looks for the files: importing it would take seconds."""
+    """Whether this Python has the Poplar SDK's TensorFlow. Looks for its files: an import would take seconds."""
     spec = importlib.util.find_spec("tensorflow")
     places = spec.submodule_search_locations if spec else None
     return any(Path(place, "python", "ipu").is_dir() for place in places or ())
 
 
-def is_own(venv: Path) -> bool:
-    """Whether an environment was made, whole, by this module."""
-    return bool(_read_state(venv)) and not _beside(venv, "installing").exists()
+def is_made_by_launch(venv: Path) -> bool:
+    """Whether an environment was made completely by this module."""
+    return bool(_read_state(venv)) and not _sibling(venv, "installing").exists()
 
 
 def require_horovod(instances: int, status: Status) -> None:
-    """Builds Horovod into the environment that launch/ made, if it has none; in any other raises with how to do it."""
+    """Installs Horovod if it is missing and launch/ made this environment; elsewhere SetupError says how to do it."""
     if importlib.util.find_spec("horovod") or importlib.util.find_spec("popdist"):
         return
     venv = Path(sys.prefix)
-    if not is_own(venv):
+    if not is_made_by_launch(venv):
         raise SetupError(
             f"--instances={instances} needs Horovod, and {sys.executable} has none. "
             "Build it with: python -m tf_ipu_dp.environment distributed"
@@ -174,7 +176,7 @@ def require_horovod(instances: int, status: Status) -> None:
 
 
 def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
-    """Returns the project's own requirements and those of some extras, as setup.cfg has them."""
+    """Returns the project's requirements and those of some extras from setup.cfg."""
     parser = configparser.ConfigParser()
     parser.read(setup_cfg, encoding="utf-8")
     blocks = [parser["options"]["install_requires"], *(parser["options.extras_require"][extra] for extra in extras)]
@@ -182,16 +184,16 @@ def requirements(setup_cfg: Path, extras: Sequence[str]) -> List[str]:
 
 
 def cache_dir() -> Path:
-    """Returns where built wheels are kept, outside every clone."""
+    """Returns the cache for built wheels, which all clones share."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("TF_IPU_DP_CACHE") or Path(base) / "tf_ipu_dp")
 
 
-def _is_whole(venv: Path, target: str) -> bool:
-    """Whether nothing is to be done: made by us, for this version of the project, with all that the target needs."""
+def _is_complete(venv: Path, target: str) -> bool:
+    """Whether an environment was made by this module, is up to date, and has all that the target needs."""
     state = _read_state(venv)
     return (
-        is_own(venv)
+        is_made_by_launch(venv)
         and (venv / "bin" / "python").exists()
         and state.get("fingerprint") == _fingerprint()
         and state.get("python") == _python_version()
@@ -200,69 +202,71 @@ def _is_whole(venv: Path, target: str) -> bool:
 
 
 def _make_venv(target: str, venv: Path, status: Status) -> None:
-    """Makes the environment, or adds to it. While the mark is beside it, it is not whole, whatever happens."""
-    mark = _beside(venv, "installing")
+    """Makes the environment, or adds to it. While the marker exists, the environment counts as incomplete."""
+    marker = _sibling(venv, "installing")
     state = _read_state(venv)
-    if not state and not mark.exists() and venv.exists() and any(venv.iterdir()):
+    if not state and not marker.exists() and venv.exists() and any(venv.iterdir()):
         raise SetupError(
-            f"{venv} is there but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
+            f"{venv} exists but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
         )
-    if mark.exists():
-        status.say(f"the last installation into {venv.name} did not finish; starting it again.")
+    if marker.exists():
+        status.info(f"the last installation into {venv.name} did not finish; starting it again.")
         state = {}
     elif state and not (venv / "bin" / "python").exists():
-        status.say(f"the Python that {venv.name} was made with is gone; making it again.")
+        status.info(f"the Python that {venv.name} was made with no longer exists; making it again.")
         state = {}
     elif state and state.get("python") != _python_version():
-        status.say(f"{venv.name} was made with Python {state.get('python')}; making it again with {_python_version()}.")
+        status.info(
+            f"{venv.name} was made with Python {state.get('python')}; making it again with {_python_version()}."
+        )
         state = {}
     extras = sorted({*state.get("extras", ()), *TARGETS[target]})
-    mark.touch()
+    marker.touch()
     try:
         _install(venv, extras, state.get("extras"), status)
     except KilledError:
         raise
     except SetupError:
         if state:
-            mark.unlink()  # pip has refused before it changed anything: what was whole still is
+            marker.unlink()  # pip failed before it changed anything: the environment is still complete
         raise
     _write(venv / _STATE, json.dumps({"fingerprint": _fingerprint(), "extras": extras, "python": _python_version()}))
-    mark.unlink()
+    marker.unlink()
 
 
 def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]], status: Status) -> None:
-    """Installs the extras; `present` are those of an environment that is whole and only grows, None for a new one."""
+    """Installs the extras; `present` are those of a complete environment that is extended, None for a new one."""
     python = venv / "bin" / "python"
-    if "distributed" in extras and not (present and "distributed" in present) and not _horovod_shelves("*"):
+    if "distributed" in extras and not (present and "distributed" in present) and not _cached_horovod_wheels("*"):
         _require_compiler()
     started = time.monotonic()
     for ready in venv.glob("ready-*"):
         ready.unlink()
     if present is None:
-        # This may be the old environment's own Python, a link that is about to be removed.
+        # This may be the Python of the old environment, a link that is about to be removed.
         base = Path(sys.executable).resolve() if sys.prefix != sys.base_prefix else Path(sys.executable)
-        status.say(f"making {venv} with Python {platform.python_version()}.")
+        status.info(f"making {venv} with Python {platform.python_version()}.")
         shutil.rmtree(venv, ignore_errors=True)
         venv.mkdir(parents=True, exist_ok=True)
         _run([str(base), "-m", "venv", str(venv)], venv, status, "Making the virtual environment")
         _point_to_clone(venv)
-        status.say("installing TensorFlow and what goes with it (about 250 MB; 1 to 3 minutes).")
+        status.info("installing TensorFlow and its dependencies (about 250 MB; 1 to 3 minutes).")
     else:
-        status.say(f"adding what {venv.name} lacks.")
+        status.info(f"adding the missing packages to {venv.name}.")
     wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not line.startswith("horovod")]
     constraints = _ROOT / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
     _pip(python, ["install", "-c", str(constraints), *wanted], venv, status, "Installing the packages")
-    status.doing("starting TensorFlow once")
-    _run([str(python), "-c", "import tensorflow"], venv, status, "Starting TensorFlow")
+    status.progress("testing TensorFlow")
+    _run([str(python), "-c", "import tensorflow"], venv, status, "Importing TensorFlow")
     if "distributed" in extras:
         _install_horovod(python, venv, status)
     compiling = [str(python), "-m", "compileall", "-q", str(_ROOT / "tf_ipu_dp")]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
-    status.say(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
+    status.info(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
 
 
 def _point_to_clone(venv: Path) -> None:
-    """Lets the environment find the package in this clone, from any directory."""
+    """Makes the package in this clone importable in the environment, from any directory."""
     path = next((venv / "lib").glob("python3*/site-packages")) / "tf_ipu_dp.pth"
     line = f"{_ROOT}\n"
     if not path.exists() or path.read_text(encoding="utf-8") != line:
@@ -270,27 +274,27 @@ def _point_to_clone(venv: Path) -> None:
 
 
 def _missing_in_sdk(target: str) -> List[str]:
-    # Training there neither waits for a drawing library nor fails for want of one.
+    # Training on the SDK does not need a drawing library: it must neither wait for one nor fail without.
     extras = [extra for extra in TARGETS[target] if extra in ("plots", "test", "lint") and target == "test"]
     wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not _is_for_other_python(line)]
     return [line for line in wanted if not _is_installed(_name(line))]
 
 
 def _add_to_sdk(target: str, status: Status) -> None:
-    """Adds missing packages to a Poplar SDK environment; every installed version is held where it is."""
+    """Adds missing packages to a Poplar SDK environment; every installed version is pinned."""
     importlib.invalidate_caches()
     missing = _missing_in_sdk(target)
     if not missing:
         return
     names = ", ".join(map(_name, missing))
-    status.say(f"the Poplar SDK's environment lacks {names}; adding that, changing nothing that is there.")
+    status.info(f"the Poplar SDK's environment lacks {names}; adding them without changing installed packages.")
     with tempfile.TemporaryDirectory() as scratch:
         listing = [sys.executable, "-m", "pip", "list", "--format=freeze"]
         installed = subprocess.run(listing, check=False, capture_output=True, text=True).stdout.splitlines()
-        held = Path(scratch, "held.txt")
-        # The SDK's wheels may carry what pip takes for no version (2.6.3+gc3.3.0+251582); nothing asks for those.
-        _write(held, "\n".join(line for line in installed if re.fullmatch(r"[\w.-]+==[\w.!]+(\+[\w.]+)?", line)))
-        words = ["install", "-c", str(held), *missing]
+        pins = Path(scratch, "pins.txt")
+        # Versions of the SDK's wheels that pip cannot parse (2.6.3+gc3.3.0+251582) are left out; nothing requires them.
+        _write(pins, "\n".join(line for line in installed if re.fullmatch(r"[\w.-]+==[\w.!]+(\+[\w.]+)?", line)))
+        words = ["install", "-c", str(pins), *missing]
         _pip(Path(sys.executable), words, cache_dir(), status, "Adding to the SDK's environment")
 
 
@@ -313,47 +317,47 @@ def _is_installed(name: str) -> bool:
 def _install_horovod(python: Path, log_dir: Path, status: Status) -> None:
     wheel = _horovod_wheel(python, log_dir, status)
     _pip(python, ["install", str(wheel)], log_dir, status, "Installing Horovod")
-    status.doing("starting Horovod once")
-    _run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Starting Horovod")
+    status.progress("testing Horovod")
+    _run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Importing Horovod")
 
 
-def _horovod_shelves(tensorflow: str) -> List[Path]:
-    """Returns the wheels in the cache for this Python, Horovod and MPI, and for a TensorFlow, or for any (*)."""
-    pattern = f"{_shelf_name(tensorflow)}/horovod-*.whl"
+def _cached_horovod_wheels(tensorflow: str) -> List[Path]:
+    """Returns the cached wheels for this Python, Horovod and MPI, and for one TensorFlow or any (*)."""
+    pattern = f"{_cache_key(tensorflow)}/horovod-*.whl"
     return sorted((cache_dir() / "wheels").glob(pattern))
 
 
-def _shelf_name(tensorflow: str) -> str:
+def _cache_key(tensorflow: str) -> str:
     python, horovod = f"python{platform.python_version()}", HOROVOD.replace("==", "")
     return "-".join([python, f"tensorflow{tensorflow}", horovod, _mpi_version(), platform.machine()])
 
 
 def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
-    """Returns the wheel for this Python, TensorFlow, Horovod and MPI: from the cache, or built into it."""
+    """Returns the wheel for this Python, TensorFlow, Horovod and MPI; builds it if it is not in the cache."""
     tensorflow = _tensorflow_version(python)
     mpi = _mpi_version()
-    shelf = cache_dir() / "wheels" / _shelf_name(tensorflow)
-    found = _horovod_shelves(tensorflow)
+    folder = cache_dir() / "wheels" / _cache_key(tensorflow)
+    found = _cached_horovod_wheels(tensorflow)
     if found:
-        status.say(f"taking Horovod from {shelf}.")
+        status.info(f"using the Horovod wheel in {folder}.")
         return found[0]
 
     _require_compiler()
     cores = os.cpu_count() or 1
     minutes = math.ceil(4 / cores) + 1
     with_mpi = "Gloo" if mpi == "nompi" else f"Gloo and {mpi}"
-    status.say(
+    status.info(
         f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} "
-        f"minutes on {cores} cores. The wheel is kept in {shelf}, so this happens once."
+        f"minutes on {cores} cores. The wheel is cached in {folder}, so this happens once."
     )
     try:
-        shelf.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SetupError(
-            f"the wheel cache {shelf} cannot be written ({error.strerror}). "
-            "Set TF_IPU_DP_CACHE to a directory that can."
+            f"the wheel cache {folder} cannot be written ({error.strerror}). "
+            "Set TF_IPU_DP_CACHE to a writable directory."
         ) from error
-    with tempfile.TemporaryDirectory(dir=shelf, prefix="building-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         tools = Path(scratch, "tools")
         _pip(
             python,
@@ -379,11 +383,11 @@ def _horovod_wheel(python: Path, log_dir: Path, status: Status) -> Path:
             "HOROVOD_WITHOUT_MPI" if mpi == "nompi" else "HOROVOD_WITH_MPI": "1",
         }
         out = Path(scratch, "out")
-        # pip's own cache does not know which TensorFlow and MPI a wheel was built against.
+        # pip's own cache ignores which TensorFlow and MPI a wheel was built against.
         words = ["wheel", "-v", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), HOROVOD]
         _pip(python, words, log_dir, status, "Building Horovod", settings)
         built = next(out.glob("horovod-*.whl"))
-        return built.replace(shelf / built.name)
+        return built.replace(folder / built.name)
 
 
 def _tensorflow_version(python: Path) -> str:
@@ -402,7 +406,7 @@ def _mpi_version() -> str:
     """Returns a short name of the MPI that Horovod would be compiled against, or `nompi`."""
     if not shutil.which("mpicxx") or not shutil.which("mpirun"):
         return "nompi"
-    # The wrapper may be there without the headers, which distributions ship apart.
+    # The wrapper may be installed without the headers, which are a package of their own.
     probe = ["mpicxx", "-fsyntax-only", "-x", "c++", "-"]
     done = subprocess.run(probe, check=False, capture_output=True, input="#include <mpi.h>\n", text=True, timeout=60)
     if done.returncode:
@@ -417,13 +421,13 @@ def _require_compiler() -> None:
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(name and shutil.which(name.split()[0]) for name in names):
         raise SetupError(
-            "Horovod is compiled on this machine, and there is no C++ compiler (CXX, c++, g++ and clang++ were tried). "
+            "Horovod must be compiled, and there is no C++ compiler (CXX, c++, g++ and clang++ were tried). "
             "Install one, for example with apt-get install g++."
         )
 
 
 def _fingerprint() -> str:
-    """Stands for all that decides what is installed."""
+    """Returns a hash of all files that decide what is installed."""
     digest = hashlib.sha256()
     for path in (_ROOT / "setup.cfg", *sorted((_ROOT / "launch" / "constraints").glob("*.txt")), Path(__file__)):
         digest.update(path.read_bytes())
@@ -434,13 +438,13 @@ def _python_version() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def _beside(venv: Path, what: str) -> Path:
-    """Returns a file beside an environment, which outlives its removal."""
+def _sibling(venv: Path, what: str) -> Path:
+    """Returns a file beside an environment, which stays when the environment is removed."""
     return venv.with_name(f"{venv.name}.{what}")
 
 
 def _shared_lock() -> Path:
-    """Returns the lock of the environment that this very Python belongs to, which we did not make."""
+    """Returns the lock for the environment of this Python, which this module did not make."""
     return cache_dir() / f"{hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]}.lock"
 
 
@@ -453,28 +457,28 @@ def _read_state(venv: Path) -> Dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees all of it or nothing."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    """Writes a file atomically."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 @contextlib.contextmanager
 def _lock(path: Path, status: Status) -> Iterator[None]:
-    """Lets one start at a time install. pip inherits the lock, so that it outlives a start that was killed."""
+    """Allows one installation at a time. pip inherits the lock, so that it is held even if this process is killed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise SetupError(
             f"{path.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE to "
-            f"directories that can, for example TF_IPU_DP_VENV={Path(tempfile.gettempdir()) / 'tf_ipu_dp' / 'venv'}."
+            f"writable directories, for example TF_IPU_DP_VENV={Path(tempfile.gettempdir()) / 'tf_ipu_dp' / 'venv'}."
         ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            status.say("another start is installing into this environment; waiting for it.")
+            status.info("another process is installing into this environment; waiting for it.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         os.set_inheritable(handle, True)
         yield
@@ -497,14 +501,14 @@ def _pip(
 def _run(
     command: Sequence[str], log_dir: Path, status: Status, what: str, settings: Optional[Dict[str, str]] = None
 ) -> None:
-    """Runs a command, shows how far it is, keeps all it says in a log, and turns a failure into a sentence."""
+    """Runs a command, shows its progress, logs all its output, and turns a failure into a sentence."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment.update(settings or {}, PYTHONUNBUFFERED="1")
     log_path = log_dir / _LOG
     lines: List[str] = []
     with log_path.open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(command)}\n")
-        # close_fds=False hands the lock down.
+        # close_fds=False passes the lock on.
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
             text=True, errors="replace", close_fds=False,
@@ -523,9 +527,9 @@ def _run(
             f"(https_proxy) or pip's index settings and start again; details are in {log_path}."
         )
     if process.returncode < 0:
-        raise KilledError(f"{what} was ended by signal {-process.returncode}; details: {log_path}. Start again.")
+        raise KilledError(f"{what} was killed by signal {-process.returncode}; details: {log_path}. Start again.")
     errors = [line for line in lines if re.match(r"(\w*Error\b|ERROR:|error:)", line)]
-    detail = (errors or [line for line in lines if line] or ["it said nothing"])[-1]
+    detail = (errors or [line for line in lines if line] or ["no output"])[-1]
     raise SetupError(f"{what} failed: {detail.rstrip('.')}. The whole output is in {log_path}.")
 
 
@@ -533,14 +537,14 @@ def _show_progress(line: str, status: Status) -> None:
     compiled = re.match(r"\[(\d+)/(\d+)\]", line)
     download = re.match(r"Downloading (\S+).*?\(([\d.]+) (kB|MB)\)", line)
     if compiled:
-        status.doing(f"compiling {compiled[1]} of {compiled[2]}", keep=int(compiled[1]) % 20 == 0)
+        status.progress(f"compiling {compiled[1]} of {compiled[2]}", keep=int(compiled[1]) % 20 == 0)
     elif download:
         large = download[3] == "MB" and float(download[2]) > 10
-        status.doing(f"downloading {download[1].rsplit('/', 1)[-1]} ({download[2]} {download[3]})", keep=large)
+        status.progress(f"downloading {download[1].rsplit('/', 1)[-1]} ({download[2]} {download[3]})", keep=large)
     elif line.startswith("Collecting "):
-        status.doing(f"collecting {line.split()[1]}")
+        status.progress(f"collecting {line.split()[1]}")
     elif line.startswith("Installing collected packages"):
-        status.doing(f"installing {line.count(',') + 1} packages", keep=True)
+        status.progress(f"installing {line.count(',') + 1} packages", keep=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The Poplar SDK for the application: its real modules where there are IPUs, and the emulator's elsewhere.
 
-Nothing above this module asks which of them it got. The choice is made once per process.
+The only module that imports the emulator: nothing above it asks which of them it got. The choice is made once per
+process. TensorFlow is imported by `load` alone.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Any, Mapping, MutableMapping, Optional
+from typing import Any, List, Mapping, MutableMapping, Optional
+
+from tf_ipu_dp import sdk_types
+
+_EMULATOR_INSTALLED = "the emulator replaces the Poplar SDK in this process"
+_NOT_ENABLED = "the Poplar SDK is not enabled here (no module gcipuinfo)"
 
 
 class SdkError(Exception):
-    """The SDK that was asked for cannot be had. The text is shown to the user as is."""
+    """The requested SDK cannot be used. The text is shown to the user as is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +30,13 @@ class Sdk:
     """The modules that the application is written against."""
 
     name: str  # poplar or emulator
-    ipu: Any
-    popdist: Any
-    gcipuinfo: Any
+    ipu: sdk_types.IpuModule
+    popdist: sdk_types.PopdistModule
+    gcipuinfo: sdk_types.GcipuinfoModule
 
     @property
     def executable_cache(self) -> Optional[Path]:
-        """Returns where the SDK keeps compiled programs, if it compiles any and was told to."""
+        """Returns where the SDK caches compiled programs; None if it has no cache or compiles nothing."""
         return _read_executable_cache(os.environ) if self.name == "poplar" else None
 
     @property
@@ -38,7 +45,7 @@ class Sdk:
         return self.name == "poplar"
 
     def waits_for(self) -> Optional[str]:
-        """Returns what the device waits for now: input, other instances or nothing. The Poplar SDK does not tell."""
+        """Returns what the device is waiting for: input, other instances or nothing. None: not reported."""
         if self.name != "emulator":
             return None
         from tf_ipu_dp.emulator.runtime import feeds, instances
@@ -46,7 +53,7 @@ class Sdk:
         return "other instances" if instances.is_waiting() else "input" if feeds.is_waiting() else "nothing"
 
     def collective_s(self) -> Optional[float]:
-        """Returns how long this instance has been in collectives so far. The Poplar SDK does not tell."""
+        """Returns the seconds that this instance has spent in collectives. None: not reported."""
         if self.name != "emulator":
             return None
         from tf_ipu_dp.emulator.runtime import instances
@@ -58,13 +65,65 @@ class Sdk:
         return {"poplar": "Poplar SDK", "emulator": "emulator"}[self.name]
 
 
+@functools.lru_cache(maxsize=None)
+def load(choice: str = "auto") -> Sdk:
+    """Returns the SDK of --sdk. When auto falls back to the emulator, one line on stderr says why."""
+    from tf_ipu_dp import emulator
+
+    if choice == "emulator" or (choice == "auto" and emulator.is_installed()):
+        return _load_emulator()
+    missing = _EMULATOR_INSTALLED if emulator.is_installed() else _explain_missing_poplar()
+    if missing is None:
+        return _load_modules("poplar")
+    if choice == "poplar":
+        raise SdkError(
+            f"--sdk=poplar cannot be used: {missing}. Source the Poplar SDK's enable script, or use --sdk=emulator."
+        )
+    print(f"sdk: {missing}; using the emulator on this host's CPU.", file=sys.stderr)
+    return _load_emulator()
+
+
 def set_poplar_flags(environ: MutableMapping[str, str], *flags: str) -> None:
     """Adds flags for the SDK's TensorFlow, which reads them when it is imported: call it before load."""
     environ["TF_POPLAR_FLAGS"] = " ".join([*environ.get("TF_POPLAR_FLAGS", "").split(), *flags])
 
 
+def explain_missing_gcipuinfo() -> Optional[str]:
+    """Returns why the Poplar SDK's gcipuinfo is not available in this process; None if it is. Does not import it."""
+    from tf_ipu_dp import emulator
+
+    try:
+        spec = importlib.util.find_spec("gcipuinfo")
+    except (ImportError, ValueError):
+        spec = None
+    origin = spec.origin if spec else None
+    # The emulator's module may have been imported under the SDK's name before.
+    emulated = origin is not None and Path(emulator.__file__).resolve().parent in Path(origin).resolve().parents
+    if emulator.is_installed() or emulated:
+        return _EMULATOR_INSTALLED
+    return _NOT_ENABLED if spec is None else None
+
+
+def load_emulated_gcipuinfo() -> sdk_types.GcipuinfoModule:
+    """Returns the emulator's gcipuinfo, without installing the emulator in this process."""
+    from tf_ipu_dp.emulator.sdk_api import gcipuinfo
+
+    return gcipuinfo
+
+
+def skips_interpreter_shutdown() -> bool:
+    """Whether the process must end with os._exit once everything is written and closed.
+
+    Stock TensorFlow, which the emulator runs on, has threads of its own that can crash while the interpreter shuts
+    down. The Poplar SDK detaches its IPUs during an ordinary shutdown.
+    """
+    from tf_ipu_dp import emulator
+
+    return emulator.is_installed()
+
+
 def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
-    """Returns where the SDK keeps compiled programs, if it does: the last such flag counts, then poprun's variable."""
+    """Returns the cache folder: of the last such flag, else of poprun's variable."""
     for flag in reversed(environ.get("TF_POPLAR_FLAGS", "").split()):
         if flag.startswith("--executable_cache_path="):
             return Path(flag.split("=", 1)[1])
@@ -72,30 +131,13 @@ def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
     return Path(path) if path else None
 
 
-@functools.lru_cache(maxsize=None)
-def load(choice: str = "auto") -> Sdk:
-    """Returns the SDK of --sdk. What auto falls back to is said once, on stderr."""
-    from tf_ipu_dp import emulator
-
-    if choice == "emulator" or (choice == "auto" and emulator.is_installed()):
-        return _emulator()
-    missing = "the emulator stands in for it in this process" if emulator.is_installed() else _why_not_poplar()
-    if missing is None:
-        return _modules("poplar")
-    if choice == "poplar":
-        raise SdkError(
-            f"--sdk=poplar cannot be used: {missing}. Source the Poplar SDK's enable script, or use --sdk=emulator."
-        )
-    print(f"sdk: {missing}; the emulator stands in on this host's CPU.", file=sys.stderr)
-    return _emulator()
-
-
-def _why_not_poplar() -> Optional[str]:
+def _explain_missing_poplar() -> Optional[str]:
     """Returns what the real SDK lacks, or None. With no driver or partition gcipuinfo may raise anything."""
     try:
-        devices = importlib.import_module("gcipuinfo").gcipuinfo().getDevices()
+        library: Any = importlib.import_module("gcipuinfo")
+        devices = library.gcipuinfo().getDevices()
     except ImportError:
-        return "the Poplar SDK is not enabled here (no module gcipuinfo)"
+        return _NOT_ENABLED
     except Exception as error:
         return f"gcipuinfo finds no IPU ({type(error).__name__}: {error})"
     if not devices:
@@ -108,7 +150,7 @@ def _why_not_poplar() -> Optional[str]:
     return None
 
 
-def _emulator() -> Sdk:
+def _load_emulator() -> Sdk:
     from tf_ipu_dp import emulator
     from tf_ipu_dp.emulator.runtime import poplar_flags
 
@@ -119,13 +161,11 @@ def _emulator() -> Sdk:
     if "executable_cache_path" in flags:
         print("sdk: the emulator compiles nothing; --executable_cache has no effect on it.", file=sys.stderr)
     if "use_synthetic_data" in flags:
-        print("sdk: the emulator makes no data of its own; the host's synthetic data is used.", file=sys.stderr)
+        print("sdk: the emulator generates no data on the device; synthetic data of the host is used.", file=sys.stderr)
     emulator.install()
-    return _modules("emulator")
+    return _load_modules("emulator")
 
 
-def _modules(name: str) -> Sdk:
-    ipu, popdist, gcipuinfo = (
-        importlib.import_module(module) for module in ("tensorflow.python.ipu", "popdist", "gcipuinfo")
-    )
-    return Sdk(name, ipu, popdist, gcipuinfo)
+def _load_modules(name: str) -> Sdk:
+    modules: List[Any] = [importlib.import_module(each) for each in ("tensorflow.python.ipu", "popdist", "gcipuinfo")]
+    return Sdk(name, *modules)

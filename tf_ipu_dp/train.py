@@ -1,5 +1,8 @@
 """Trains a Keras model data-parallel on IPUs: `python -m tf_ipu_dp.train --ipus=8`."""
 
+# For the emulator's poprun, which imports them once for all instances of a host:
+# poprun preloads: tf_ipu_dp.training.run, tf_ipu_dp.training.evaluate, tf_ipu_dp.training.input_speed
+
 from __future__ import annotations
 
 import atexit
@@ -196,15 +199,11 @@ def _help() -> str:
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends the process. Failed instances skip Horovod's shutdown because peers may be gone.
-
-    On the emulator only TensorFlow's own threads are left by now, which can crash while the interpreter shuts down: so
-    it exits without shutting down.
-    """
-    from tf_ipu_dp import emulator
+    """Ends the process. Failed instances skip Horovod's shutdown because peers may be gone."""
+    from tf_ipu_dp import sdk
 
     failed = code and (world.read_launched(os.environ) or world.read_ranks(os.environ))
-    if not failed and not emulator.is_installed():
+    if not failed and not sdk.skips_interpreter_shutdown():
         sys.exit(code)
     if not failed:
         atexit._run_exitfuncs()

@@ -1,15 +1,156 @@
-"""Two hosts on one machine: network namespaces with addresses of their own, joined by a bridge."""
+"""Fixtures for tests that start commands: runs and what is in their folders, poprun, and two hosts on one machine.
+
+The hosts are network namespaces with addresses of their own, joined by a bridge.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+
+@pytest.fixture(scope="session")
+def train(run_command):
+    """Runs the train command with these flags and returns the completed process."""
+    return functools.partial(run_command, "train")
+
+
+@pytest.fixture(scope="session")
+def poprun(run_command):
+    """Runs a program as instances under the emulator's poprun and returns its exit code, stdout and stderr."""
+
+    def run(instances, replicas, *words, **options):
+        shape = ("--num-instances", instances, "--num-replicas", replicas)
+        done = run_command("emulator.poprun", *shape, *words, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def start_poprun(start_command):
+    """Starts a program as instances under the emulator's poprun and returns the process of poprun."""
+
+    def start(instances, replicas, *words, **options):
+        shape = ("--num-instances", instances, "--num-replicas", replicas)
+        return start_command("emulator.poprun", *shape, *words, **options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def records():
+    """Reads the records of a run's metrics.jsonl; a line that is still being written is left out."""
+
+    def read(folder):
+        path = folder / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def steps_of():
+    """Lists the steps that a run's folder has checkpoints of."""
+    return lambda folder: sorted(int(path.name[len("step-") :]) for path in folder.glob("checkpoints/step-*"))
+
+
+@pytest.fixture(scope="session")
+def pids_of():
+    """Reads the process ids of a run's instances, in their order, from their status files."""
+
+    def read(folder):
+        files = sorted((folder / "status").glob("instance-*.json"))
+        return [json.loads(path.read_text(encoding="utf-8"))["pid"] for path in files]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def wait_for_checkpoint(steps_of, wait_until):
+    """Waits until a run that a process trains has a checkpoint of a later step, and returns that step."""
+
+    def wait(folder, process, after=0):
+        wait_until(lambda: process.poll() is not None or max(steps_of(folder), default=0) > after, limit_s=240)
+        assert process.poll() is None, process.communicate()[1]
+        return max(steps_of(folder))
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def wait_for_step(records, wait_until):
+    """Waits until the metrics of a run that a process trains have reached a step."""
+
+    def reached(folder, step):
+        return max((record["step"] for record in records(folder)), default=0) >= step
+
+    def wait(folder, process, step):
+        wait_until(lambda: process.poll() is not None or reached(folder, step), limit_s=240)
+        assert process.poll() is None, process.communicate()[1]
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def weights(steps_of):
+    """Reads the variables of model and optimizer in a run's newest checkpoint with plain TensorFlow, by name."""
+
+    def read(folder):
+        import tensorflow as tf
+
+        reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"step-{steps_of(folder)[-1]:08d}" / "state"))
+        names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
+        return {name: reader.get_tensor(name) for name in sorted(names)}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def model_weights(weights):
+    """Reads the model's floating-point variables in a run's newest checkpoint, without the optimizer's."""
+
+    def read(folder):
+        found = {name: value for name, value in weights(folder).items() if name.startswith("model/")}
+        found = {name: value for name, value in found.items() if "OPTIMIZER_SLOT" not in name}
+        return {name: value for name, value in found.items() if value.dtype.kind == "f"}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def assert_same_bits():
+    """Asserts that two sets of variables are the same, bit by bit."""
+
+    def check(first, second):
+        assert first.keys() == second.keys() and first
+        for name, value in first.items():
+            np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def assert_near():
+    """Asserts that two sets of variables differ by at most 1e-5 of each variable's largest value."""
+
+    def check(first, second):
+        assert first.keys() == second.keys() and first
+        for name, value in first.items():
+            np.testing.assert_allclose(second[name], value, atol=1e-5 * np.abs(value).max(), rtol=0, err_msg=name)
+
+    return check
+
 
 AGENT = """#!/bin/sh
 host=$1
@@ -25,7 +166,7 @@ class TwoHosts:
     """Hosts that `agent` runs commands on. Each is named by its address."""
 
     def __init__(self, folder):
-        # What is removed may take the kernel a moment, so that nothing has the name of anything before.
+        # The kernel may take a moment to remove a link or namespace, so no name is used twice.
         number, unique = os.getpid() % 250 + 1, f"{os.getpid() % 100_000}n{next(_NUMBERS)}"
         self._bridge = f"ipu{unique}"
         self._links = [f"ipu{unique}{letter}" for letter in "ab"]

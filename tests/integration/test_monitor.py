@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import json
 import os
 import pty
@@ -18,7 +20,7 @@ import urllib.request
 
 import pytest
 
-from tf_ipu_dp.monitoring import snapshots
+from tf_ipu_dp.monitoring import process_info
 
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
@@ -32,10 +34,8 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def partition(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def _runtime_dir(tmp_path, monkeypatch, emulator_dir):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture
@@ -56,13 +56,12 @@ def hold():
         process.communicate()
 
 
-def monitor(*words, **environ):
-    return subprocess.run(
-        [*MONITOR, *words], capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **environ}
-    )
+@pytest.fixture
+def monitor(run_command):
+    return functools.partial(run_command, "monitor")
 
 
-def test_with_nothing_running_all_emulated_ipus_are_free():
+def test_with_nothing_running_all_emulated_ipus_are_free(monitor):
     done = monitor()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("64 IPUs (emulated), 0 in use, 64 free\n")
@@ -76,14 +75,14 @@ def test_neither_tensorflow_nor_anything_else_that_is_slow_is_imported():
     assert not {"tensorflow", "keras", "numpy", "rich", "matplotlib", "prometheus_client"} & set(done.stderr.split())
 
 
-def test_a_command_line_with_control_characters_is_shown_whole_and_escaped(hold):
+def test_a_command_line_with_control_characters_is_shown_whole_and_escaped(hold, monitor):
     process = hold(4, "\x1b[2J[bold]name[/bold]", "x" * 400)
     done = monitor()
     assert "\x1b" not in done.stdout and f"\\x1b[2J[bold]name[/bold] {'x' * 400}\n" in done.stdout
     assert re.search(rf"^ *{process.pid}  \S+ +00:00:\d\d  0-3 +running ", done.stdout, re.MULTILINE)
 
 
-def test_json_is_typed_and_one_object_per_line_when_it_goes_on(hold):
+def test_json_is_typed_and_one_object_per_line_with_watch(hold, monitor):
     process = hold(2)
     value = json.loads(monitor("--json").stdout)
     assert (value["schema"], value["sdk"], len(value["ipus"])) == (1, "emulator", 64)
@@ -95,7 +94,7 @@ def test_json_is_typed_and_one_object_per_line_when_it_goes_on(hold):
     assert times == sorted(set(times))
 
 
-def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold):
+def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold, monitor):
     hold(4)
     done = monitor("--free", "--need=4", IPU_EMULATOR_IPUS="8")
     assert (done.returncode, done.stdout, done.stderr) == (0, "4 5 6 7\n", "")
@@ -104,19 +103,19 @@ def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold):
     assert done.stderr == "monitor: --need=5, but 4 of 8 IPUs are free.\n"
 
 
-def test_health_tells_the_last_event_and_fails_for_a_bad_one(tmp_path):
+def test_health_shows_the_last_event_and_fails_for_a_bad_one(tmp_path, monitor):
     assert monitor("--health").returncode == 0
     record = tmp_path / "events.json"
     record.write_text(json.dumps({"severity": "error", "description": "parity", "pid": "7"}), encoding="utf-8")
     done = monitor("--health", IPU_APP_EVENT_RECORD_PATH=str(record))
     assert done.returncode == 1
-    assert "wrong  the last application event is of severity error: parity\n" in done.stdout
+    assert "fault  the last application event has severity error: parity\n" in done.stdout
     record.write_text("no json", encoding="utf-8")
     done = monitor("--health", "--json", f"--events={record}")
     assert done.returncode == 1 and "cannot be read: gcipuinfo failed (JSONDecodeError" in done.stdout
 
 
-def test_a_partition_that_cannot_be_read_is_a_sentence_and_exit_code_1(tmp_path):
+def test_a_partition_that_cannot_be_read_is_a_sentence_and_exit_code_1(tmp_path, monitor):
     (tmp_path / "partition").mkdir(mode=0o755)
     (tmp_path / "partition").chmod(0o755)
     for words in ([], ["--free"], ["--json"]):
@@ -125,7 +124,7 @@ def test_a_partition_that_cannot_be_read_is_a_sentence_and_exit_code_1(tmp_path)
         assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_poplar_without_the_sdk_is_refused_with_what_works():
+def test_poplar_without_the_sdk_is_refused_with_what_works(monitor):
     done = monitor("--sdk=poplar")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("Source the Poplar SDK's enable script, or use --sdk=emulator.\n")
@@ -134,49 +133,43 @@ def test_poplar_without_the_sdk_is_refused_with_what_works():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("import os; os.abort()", "gcipuinfo ended its process by signal 6"),
+        ("import os; os.abort()", "gcipuinfo crashed with signal 6"),
         ("def gcipuinfo(): raise OSError('no driver')", "gcipuinfo failed (OSError: no driver)"),
     ],
 )
-def test_an_sdk_that_is_there_and_cannot_be_read_is_a_fault_and_the_free_ipus_are_called_emulated(
-    tmp_path, text, reason
-):
+def test_an_sdk_that_cannot_be_read_is_a_fault_and_the_free_ipus_are_called_emulated(tmp_path, text, reason, monitor):
     (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = monitor("--health", PYTHONPATH=paths)
-    assert done.returncode == 1 and "nothing is wrong" not in done.stdout
-    assert f"wrong  the Poplar SDK's IPUs cannot be read: {reason}" in done.stdout
+    assert done.returncode == 1 and "no faults" not in done.stdout
+    assert f"fault  the Poplar SDK's IPUs cannot be read: {reason}" in done.stdout
     done = monitor("--health", "--json", PYTHONPATH=paths)
     value = json.loads(done.stdout)
     assert (done.returncode, value["healthy"], len(value["faults"])) == (1, False, 1) and reason in value["faults"][0]
     assert monitor("--health", "--sdk=emulator", PYTHONPATH=paths).returncode == 0
     done = monitor("--free", PYTHONPATH=paths, IPU_EMULATOR_IPUS="4")
     assert (done.returncode, done.stdout) == (0, "0 1 2 3\n")
-    said = f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read ({reason}"
-    assert done.stderr.startswith(said)
-    assert done.stderr.endswith("; --sdk=poplar insists on the real ones.\n") and done.stderr.count("\n") == 1
+    start = f"monitor: these are the emulator's IPUs, because the Poplar SDK's cannot be read ({reason}"
+    assert done.stderr.startswith(start)
+    assert done.stderr.endswith("). Use --sdk=poplar to require the real ones.\n") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behind(tmp_path, number):
-    told = tmp_path / "told"
-    text = f"import os, time\nos.symlink(str(os.getpid()), {str(told)!r})\ntime.sleep(600)"
+def test_a_monitor_that_is_ended_while_the_library_hangs_leaves_no_process_behind(tmp_path, number, wait_until):
+    pid_link = tmp_path / "pid_link"
+    text = f"import os, time\nos.symlink(str(os.getpid()), {str(pid_link)!r})\ntime.sleep(600)"
     (tmp_path / "gcipuinfo.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(MONITOR, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as watching:
-        deadline = time.monotonic() + 60
-        while not told.is_symlink() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        helper = int(os.readlink(told))
+        wait_until(pid_link.is_symlink)
+        helper = int(os.readlink(pid_link))
         watching.send_signal(number)
         watching.wait(60)
-        deadline = time.monotonic() + 5
-        while snapshots.is_alive(helper) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        ended = not snapshots.is_alive(helper)
-        if not ended:
-            os.kill(helper, signal.SIGKILL)
-        assert ended
+        try:
+            assert wait_until(lambda: not process_info.is_alive(helper))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(helper, signal.SIGKILL)
 
 
 class Terminal:
@@ -238,11 +231,13 @@ def test_watching_redraws_in_place_pauses_resizes_and_leaves_the_terminal_as_it_
     assert "64 IPUs (emulated), 2 in use" in first and "free: IPU 2-63" in first
     assert screen.read_settings() != screen.settings
     screen.press(b"p")
-    screen.read_until("paused")
+    screen.read_until("p resume (paused)")
     screen.resize(12, 60)
     os.kill(screen.process.pid, signal.SIGWINCH)
     # What was drawn before the signal may still be on its way.
-    small = next(text for text in (screen.read_until("paused") for _ in range(20)) if "\x1b[13;1H" not in text)
+    small = next(
+        text for text in (screen.read_until("p resume (paused)") for _ in range(20)) if "\x1b[13;1H" not in text
+    )
     assert "\x1b[12;1H" in small
     screen.press(b"p")
     screen.read_until("p pause")
@@ -260,7 +255,7 @@ def test_one_shot_on_a_terminal_has_colours_and_bars_and_without_them_if_asked(t
     assert "\x1b" not in plain and "········" in plain
 
 
-def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold):
+def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold, monitor):
     process = hold(4)
     recorded, drawn = tmp_path / "r.jsonl", tmp_path / "r.svg"
     with subprocess.Popen(
@@ -275,10 +270,10 @@ def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold):
     assert recorder.returncode == 0 and re.search(r"monitor: \d+ samples in ", said)
     assert "IPU" in drawn.read_text(encoding="utf-8")
     done = monitor(f"--record={recorded}")
-    assert done.returncode == 1 and "is there already" in done.stderr
+    assert done.returncode == 1 and "already exists" in done.stderr
 
 
-def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold):
+def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold, wait_until):
     process = hold(2)
     others = [subprocess.Popen([*MONITOR, "--watch=0.1"], stdout=subprocess.DEVNULL) for _ in range(2)]
     exporter = subprocess.Popen([*MONITOR, "--export=0", "--watch=0.1", "--json"], stdout=subprocess.DEVNULL,
@@ -288,13 +283,8 @@ def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_
         assert url.startswith("http://127.0.0.1:")
 
         def scrape_until(text):
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as answer:
-                    found = answer.read().decode("utf-8")
-                if text in found:
-                    return found
-            raise AssertionError(f"{text} did not come: {found[:2000]}")
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            wait_until(lambda: text.encode("utf-8") in opener.open(url, timeout=60).read())
 
         scrape_until(f'ipu_utilisation_ratio{{board="emulated-0000",ipu="0",pid="{process.pid}"')
         (tmp_path / "partition").chmod(0o755)
@@ -310,15 +300,16 @@ def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_
 
 
 @pytest.mark.slow
-def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path):
+def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path, monitor, wait_until):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "tf_ipu_dp.train", "--ipus=4", "--epochs=40", "--sdk=emulator", f"--run_dir={run}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as training:
-        deadline = time.monotonic() + 120
-        seen = {}
-        while not (seen.get("samples_per_s") and seen["phase"] == "training") and time.monotonic() < deadline:
-            time.sleep(0.3)
+
+        def training_process():
             seen = next(iter(json.loads(monitor("--json").stdout)["processes"]), {})
+            return seen if seen.get("samples_per_s") and seen["phase"] == "training" else None
+
+        seen = wait_until(training_process, pause_s=0.3)
         assert (seen["pid"], seen["run"], seen["ipus"], seen["instance"]) == (training.pid, "run", [0, 1, 2, 3], 0)
         assert seen["step"] > 0 and seen["planned_steps"] == 40 * 64 and seen["waits_for"] in ("nothing", "input")
         training.send_signal(signal.SIGTERM)
@@ -329,7 +320,7 @@ def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path):
 
 
 # A run as it is started by `train`, with a cause that is made on purpose.
-HELD_BACK = """
+SLOWED_DOWN = """
 import os, sys, time
 import tensorflow as tf
 from tf_ipu_dp import cli, train
@@ -366,9 +357,9 @@ sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_holds_a_run_back_is_found_and_named(tmp_path, cause, flags, verdict):
+def test_the_bottleneck_of_a_run_is_found_and_named(tmp_path, cause, flags, verdict, monitor):
     program = tmp_path / "program.py"
-    program.write_text(HELD_BACK, encoding="utf-8")
+    program.write_text(SLOWED_DOWN, encoding="utf-8")
     poprun = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "4"]
     words = ["--model=mlp", "--sdk=emulator", f"--run_dir={tmp_path / 'run'}"]
     command = [sys.executable, str(program), cause, *flags, *words]

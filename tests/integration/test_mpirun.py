@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -41,21 +39,18 @@ def test_instances_of_mpirun_meet_over_mpi_where_horovod_has_it_unless_gloo_is_a
     assert (done.returncode, done.stdout) == (0, "[0, 1] 2 True\n" * 2), done.stderr
 
 
-def test_an_instance_of_mpirun_that_is_killed_is_named_and_the_job_goes_on(tmp_path):
+def test_an_instance_of_mpirun_that_is_killed_is_named_and_the_job_goes_on(
+    tmp_path, start_command, wait_for_checkpoint, pids_of
+):
     run = tmp_path / "run"
     words = [
         "--launcher=mpirun", "--instances=2", "--max_restarts=1", "--", "--sdk=emulator", "--model=mlp",
         "--dataset=synthetic", "--image_size=28", "--epochs=400steps", "--checkpoint_every=20", f"--run_dir={run}",
     ]  # fmt: skip
-    job = subprocess.Popen(
-        [sys.executable, "-m", "tf_ipu_dp.launch", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 200
-    while job.poll() is None and time.monotonic() < deadline and not list(run.glob("checkpoints/step-*")):
-        time.sleep(0.05)
-    status = json.loads((run / "status" / "instance-001.json").read_text())
-    os.kill(status["pid"], signal.SIGKILL)
+    job = start_command("launch", *words)
+    wait_for_checkpoint(run, job)
+    os.kill(pids_of(run)[1], signal.SIGKILL)
     _, err = job.communicate(timeout=200)
     said = [line for line in err.splitlines() if line.startswith("launch: instance 1 on ")]
     assert job.returncode == 0, err
-    assert len(said) == 1 and "ended with 137 (SIGKILL); starting again from step " in said[0]
+    assert len(said) == 1 and "was killed by SIGKILL; restarting from step " in said[0]

@@ -9,22 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("emulator_dir")
+
 PROGRAMS = Path(__file__).parents[1] / "programs" / "poprun"
-
-
-@pytest.fixture(autouse=True)
-def partition(monkeypatch, tmp_path):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-def poprun(instances, replicas, *words):
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", instances, "--num-replicas"]
-    done = subprocess.run(
-        [*map(str, command), str(replicas), *map(str, words)], capture_output=True, text=True, check=False, timeout=150
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done.stdout
 
 
 def numbers_of(output):
@@ -47,9 +34,11 @@ def numbers_of(output):
         ),
     ],
 )
-def test_two_instances_get_what_one_gets(program, titles):
+def test_two_instances_get_what_one_gets(program, titles, poprun):
     path = PROGRAMS / f"{program}.py"
-    one, two = (numbers_of(poprun(instances, 4, "python3", path)) for instances in (1, 2))
+    runs = [poprun(instances, 4, "python3", path) for instances in (1, 2)]
+    assert [code for code, *_ in runs] == [0, 0], runs
+    one, two = (numbers_of(out) for _, out, _ in runs)
     assert set(one) == titles
     for title, expected in one.items():
         assert two[title] == pytest.approx(expected, rel=1e-4), title
@@ -166,8 +155,9 @@ print("done", flush=True)
 
 
 @pytest.mark.slow
-def test_collectives_keep_types_sets_and_order_and_know_how_long_they_wait():
-    assert poprun(4, 4, "python3", "-c", COLLECTIVES).count("done") == 4
+def test_collectives_keep_types_sets_and_order_and_know_how_long_they_wait(poprun):
+    code, out, err = poprun(4, 4, "python3", "-c", COLLECTIVES)
+    assert (code, out.count("done")) == (0, 4), err[-5000:]
 
 
 WITHOUT_POPRUN = """
@@ -235,13 +225,8 @@ exchange(tf.constant(1.0))
 
 
 @pytest.mark.parametrize(("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1")])
-def test_who_fails_is_the_first_even_if_the_others_fail_of_it(tmp_path, way, preload):
+def test_the_instance_that_fails_is_the_first_even_if_the_others_fail_as_a_consequence(tmp_path, way, preload, poprun):
     (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "4", "--num-replicas", "4"]
-    done = subprocess.run(
-        [*command, "python3", str(tmp_path / "program.py")],
-        env={**os.environ, "IPU_EMULATOR_PRELOAD": preload, "WAY": way},
-        capture_output=True, text=True, check=False, timeout=150,
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == "poprun: instance 1 ended with 3; the others were ended."
+    code, _, err = poprun(4, 4, "python3", tmp_path / "program.py", IPU_EMULATOR_PRELOAD=preload, WAY=way)
+    assert code == 3
+    assert err.splitlines()[-1] == "poprun: instance 1 exited with status 3; the other instances were stopped."

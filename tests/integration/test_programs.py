@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,16 +68,10 @@ def test_every_program_has_a_case():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_program_for_the_sdk_does_what_it_expects_of_itself(case, tmp_path):
+def test_a_program_for_the_sdk_does_what_it_expects_of_itself(case, tmp_path, emulator_dir, run_command):
     name, *words = case.split()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")}
-    environ.update(IPU_EMULATOR_DIR=str(tmp_path / "partition"), TMPDIR=str(tmp_path), TF_CPP_MIN_LOG_LEVEL="3")
-    if name.startswith("popdist"):
-        environ.update(ONE_INSTANCE)
-    done = subprocess.run(
-        [sys.executable, "-m", "tf_ipu_dp.emulator", str(PROGRAMS / f"{name}.py"), *words],
-        capture_output=True, text=True, check=False, cwd=str(tmp_path), env=environ, timeout=300,
-    )  # fmt: skip
+    environ = {"TMPDIR": str(tmp_path), **(ONE_INSTANCE if name.startswith("popdist") else {})}
+    done = run_command("emulator", PROGRAMS / f"{name}.py", *words, cwd=tmp_path, **environ)
     assert done.returncode == 0, done.stderr[-5000:]
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     missing = [line for line in CASES[case] if not any(told.endswith(line) for told in printed)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -17,30 +16,25 @@ POPRUN = {
 }
 
 
-def train(*words, **environ):
-    command = [sys.executable, "-m", "tf_ipu_dp.train", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
-
-
-def test_help_lists_our_flags_and_not_those_of_absl():
+def test_help_lists_our_flags_and_not_those_of_absl(train):
     done = train("--help")
     assert done.returncode == 0 and not done.stderr
     assert "--ipus=N" in done.stdout and "--pipeline_schedule=grouped|interleaved|sequential" in done.stdout
     assert "--logtostderr" not in done.stdout and "--run_with_pdb" not in done.stdout
 
 
-def test_a_dry_run_prints_the_plan_on_stdout_only():
+def test_a_dry_run_prints_the_plan_on_stdout_only(train):
     done = train("--ipus=8", "--dry_run")
     assert done.returncode == 0 and not done.stderr
     assert "Global batch" in done.stdout and "replica 7  IPU 7" in done.stdout
 
 
-def test_a_dry_run_as_json_is_nothing_but_json():
+def test_a_dry_run_as_json_is_nothing_but_json(train):
     done = train("--ipus=8", "--dry_run", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["topology"]["replicas"] == 8
 
 
-def test_a_dry_run_as_a_flowchart():
+def test_a_dry_run_as_a_flowchart(train):
     done = train("--ipus=8", "--dry_run", "--format=mermaid")
     assert done.returncode == 0 and done.stdout.startswith("flowchart TB\n")
 
@@ -51,7 +45,7 @@ def test_neither_help_nor_the_plan_imports_tensorflow(flags):
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_a_refusal_is_on_stderr_with_exit_code_1_and_no_traceback():
+def test_a_refusal_is_on_stderr_with_exit_code_1_and_no_traceback(train):
     done = train("--ipus=6", "--instances=3")
     assert done.returncode == 1 and not done.stdout
     assert (
@@ -59,12 +53,12 @@ def test_a_refusal_is_on_stderr_with_exit_code_1_and_no_traceback():
     )
 
 
-def test_under_poprun_the_plan_is_poprun_s():
+def test_under_poprun_the_plan_is_poprun_s(train):
     value = json.loads(train("--dry_run", "--json", **POPRUN).stdout)["topology"]
     assert (value["ipus"], value["instances"], value["launcher"]) == (16, 4, "poprun")
 
 
-def test_under_poprun_a_flag_that_disagrees_is_refused():
+def test_under_poprun_a_flag_that_disagrees_is_refused(train):
     done = train("--dry_run", "--ipus=8", **POPRUN)
     assert done.returncode == 1
     assert done.stderr == (
@@ -73,12 +67,12 @@ def test_under_poprun_a_flag_that_disagrees_is_refused():
     )
 
 
-def test_an_output_that_cannot_carry_boxes_gets_ascii():
+def test_an_output_that_cannot_carry_boxes_gets_ascii(train):
     done = train("--ipus=2", "--dry_run", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stdout.isascii() and "replica 1  IPU 1" in done.stdout
 
 
-def test_a_flowchart_in_ascii():
+def test_a_flowchart_in_ascii(train):
     flags = ("--ipus=4", "--pipeline_stages=2", "--dry_run", "--format=mermaid")
     done = train(*flags, PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stdout.isascii() and "IPU 2 > 3" in done.stdout

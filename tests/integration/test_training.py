@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import random
 import re
 import shutil
@@ -19,65 +19,17 @@ SMALL = ("--model=mlp", "--dataset=synthetic", "--sdk=emulator", "--image_size=2
 RUN = (*SMALL, "--ipus=4", "--micro_batch_size=16", "--device_iterations=4", "--epochs=2", "--deterministic")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def partition(tmp_path_factory):
-    """IPUs of our own, whoever else is training on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IPU_EMULATOR_DIR", str(tmp_path_factory.mktemp("partition") / "of_tests"))
-        yield
-
-
-def environ(**more):
-    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **more}
-
-
-def start(*words, **more):
-    command = [sys.executable, "-m", "tf_ipu_dp.train", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(**more))
-
-
-def train(*words, **more):
-    command = [sys.executable, "-m", "tf_ipu_dp.train", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ(**more), timeout=300)
-
-
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def last_step(folder):
-    """Returns the step that the metrics have come to."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
-
-
-def steps_of(folder):
-    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
-
-
-def weights(folder, step=None):
-    """Returns the model's weights in the newest checkpoint, read by plain TensorFlow."""
-    import tensorflow as tf
-
-    step = step or steps_of(folder)[-1]
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"step-{step:08d}" / "state"))
-    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
-    return {name: reader.get_tensor(name) for name in sorted(names)}
+@pytest.fixture
+def start(start_command):
+    return functools.partial(start_command, "train")
 
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def assert_same_bits(first, second):
-    assert first.keys() == second.keys() and first
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name], err_msg=name)
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, train):
     """A run that nobody interrupts."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     done = train(*RUN, f"--run_dir={folder}", "--export", "--log_every=16")
@@ -86,7 +38,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole):
+def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole, steps_of):
     folder, done = whole
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "config.json", "run.flags", "plan.json", "metrics.jsonl", "result.json", "checkpoints", "tensorboard", "export",
@@ -108,7 +60,7 @@ def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole):
 
 
 @pytest.mark.slow
-def test_the_metrics_have_every_logged_step_and_every_validation(whole):
+def test_the_metrics_have_every_logged_step_and_every_validation(whole, records):
     folder, _ = whole
     found = records(folder)
     trained = [record for record in found if record["kind"] == "train"]
@@ -136,12 +88,14 @@ assert not [name for name in sys.modules if name.startswith("tf_ipu_dp")]
 print("ok")
 """
     command = [sys.executable, "-c", code, str(folder / "export")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == "ok\n", done.stderr
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_path):
+def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(
+    whole, tmp_path, train, start, records, steps_of, weights, assert_same_bits, wait_for_checkpoint
+):
     folder = tmp_path / "killed"
     words = (*RUN, f"--run_dir={folder}", "--checkpoint_every=8", "--keep_checkpoints=2")
     rng = random.Random(7)
@@ -150,13 +104,9 @@ def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_p
     while kills < 3:
         process = start(*words)
         # The moment is a number of steps in the metrics, and then some milliseconds, so that every start gets on.
-        before = steps_of(folder)[-1] if folder.exists() and steps_of(folder) else 0
+        before = max(steps_of(folder), default=0)
         goal = min(before + rng.randrange(1, 48), 240)
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline and process.poll() is None:
-            if (folder / "checkpoints").exists() and (steps_of(folder) or [0])[-1] >= goal:
-                break
-            time.sleep(0.005)
+        wait_for_checkpoint(folder, process, after=goal - 1)
         time.sleep(rng.random() * 0.05)
         process.kill()
         process.communicate()
@@ -173,13 +123,14 @@ def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(whole, tmp_p
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_path):
+def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(
+    whole, tmp_path, train, start, steps_of, weights, assert_same_bits, wait_for_step
+):
     folder, step = tmp_path / "stopped", 0
     words = (*RUN, f"--run_dir={folder}", "--log_every=4", "--keep_checkpoints=1")
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = start(*words)
-        while process.poll() is None and not (folder.exists() and last_step(folder) > step):
-            time.sleep(0.01)
+        wait_for_step(folder, process, step + 1)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=120)
         assert process.returncode == code, stderr
@@ -194,7 +145,7 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(whole, tmp_p
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_path, train, weights, assert_same_bits):
     folder = tmp_path / "damaged"
     shutil.copytree(whole[0], folder)
     victim = next((folder / "checkpoints" / "step-00000256").glob("state.data*"))
@@ -219,7 +170,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
     ],
     ids=["plan", "flags"],
 )
-def test_a_checkpoint_of_another_run_is_refused_with_the_differences(whole, differences):
+def test_a_checkpoint_of_another_run_is_refused_with_the_differences(whole, differences, train):
     before = contents(whole[0])
     done = train(*RUN, f"--run_dir={whole[0]}", *differences)
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -228,7 +179,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_differences(whole, diff
 
 
 @pytest.mark.slow
-def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole):
+def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole, train):
     done = train("--evaluate", f"--run_dir={whole[0]}", "--ipus=1", "--json")
     assert done.returncode == 0, done.stderr
     alone = json.loads(done.stdout)
@@ -239,7 +190,9 @@ def test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas(whole):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good_checkpoint(
+    tmp_path, train, steps_of, weights
+):
     done = train(
         *RUN, f"--run_dir={tmp_path / 'nan'}", "--learning_rate=1e5", "--checkpoint_every=4", "--lr_schedule=constant"
     )
@@ -255,7 +208,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good
 
 
 @pytest.mark.slow
-def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path):
+def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path, train):
     words = (*SMALL, "--ipus=4", "--pipeline_stages=2", "--micro_batch_size=8", "--epochs=8steps", "--recompute")
     done = train(
         *words, f"--run_dir={tmp_path / 'run'}", "--precision=16.16", "--eight_bit_io", "--device_iterations=2"
@@ -265,7 +218,7 @@ def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tmp_path):
+def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tmp_path, train, weights):
     ends = []
     for ipus, accumulation in ((1, 8), (4, 2)):
         folder = tmp_path / f"{ipus}x{accumulation}"
@@ -282,20 +235,20 @@ def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tm
 
 
 @pytest.mark.slow
-def test_the_input_alone_is_measured_and_compared_with_the_model():
+def test_the_input_alone_is_measured_and_compared_with_the_model(train):
     done = train(*SMALL, "--ipus=2", "--input_only", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["input_samples_per_s"] > 0 and answer["input_bytes_per_s"] > 0 and answer["model_samples_per_s"] > 0
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path, train):
     (tmp_path / "file").write_text("")
     done = train(*SMALL, f"--run_dir={tmp_path / 'file' / 'run'}")
     assert done.returncode == 1 and "--run_dir=" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path, train):
     done = train("--dataset=cifar10", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--sdk=emulator")
     assert done.returncode == 1 and str(tmp_path) in done.stderr and "Traceback" not in done.stderr
     assert "download_and_prepare" in done.stderr
@@ -304,7 +257,7 @@ def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path):
     assert done.returncode == 1 and "no_such_set" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_more_ipus_than_there_are_is_one_sentence_and_leaves_no_folder(tmp_path):
+def test_more_ipus_than_there_are_is_one_sentence_and_leaves_no_folder(tmp_path, train):
     done = train(*SMALL, "--ipus=8", f"--run_dir={tmp_path / 'run'}", IPU_EMULATOR_IPUS="4")
     assert done.returncode == 1 and "--ipus=8 cannot be attached" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
@@ -319,22 +272,22 @@ def unheard(tmp_path_factory):
         "--device_iterations=1",
         "--epochs=3steps",
     )
-    process = start(*words, "--log_every=1")
-    process.stderr.readline()
-    process.stderr.close()
-    assert process.wait(timeout=240) == 0
-    process.stdout.close()
+    command = [sys.executable, "-m", "tf_ipu_dp.train", *words, "--log_every=1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        process.stderr.readline()
+        process.stderr.close()
+        assert process.wait(timeout=240) == 0
     return words
 
 
 @pytest.mark.slow
-def test_executions_that_do_not_meet_the_checkpoint_are_refused(unheard):
+def test_executions_that_do_not_meet_the_checkpoint_are_refused(unheard, train):
     done = train(*unheard, "--device_iterations=4", "--epochs=2")
     assert done.returncode == 1 and "--device_iterations=4 does not fit" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_again_beside_them(whole, tmp_path):
+def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_again_beside_them(whole, tmp_path, train):
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
     for manifest in (folder / "checkpoints").glob("*/manifest.json"):
@@ -349,13 +302,13 @@ def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_again_beside_them(w
 def test_a_run_goes_on_when_nobody_reads_what_it_says(unheard):
     closed = subprocess.run(
         f"{sys.executable} -m tf_ipu_dp.train {' '.join(unheard)} --json 2>&-",
-        shell=True, capture_output=True, text=True, check=False, env=environ(),
+        shell=True, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert closed.returncode == 0 and json.loads(closed.stdout)["verdict"]["sentence"] == "Nothing was left to train."
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_in_its_last_update_does_not_end_well(tmp_path):
+def test_a_run_that_diverges_in_its_last_update_does_not_end_well(tmp_path, train):
     words = ("--epochs=2steps", "--learning_rate=1000000", "--lr_schedule=constant", "--warmup_epochs=0", "--json")
     done = train(*SMALL, *words, f"--run_dir={tmp_path / 'run'}")
     assert done.returncode == 1 and not done.stdout
@@ -363,7 +316,7 @@ def test_a_run_that_diverges_in_its_last_update_does_not_end_well(tmp_path):
 
 
 @pytest.mark.slow
-def test_records_that_are_missing_are_told_in_a_sentence(tmp_path):
+def test_records_that_are_missing_are_told_in_a_sentence(tmp_path, train):
     folder = tmp_path / "data" / "some_set" / "1.0.0"
     folder.mkdir(parents=True)
     split = {"filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}", "numBytes": "100"}
@@ -389,14 +342,14 @@ def test_records_that_are_missing_are_told_in_a_sentence(tmp_path):
     )
 
 
-def test_numbers_that_are_none_are_refused():
+def test_numbers_that_are_none_are_refused(train):
     for flag in ("learning_rate", "warmup_epochs", "weight_decay", "momentum"):
         done = train(f"--{flag}=nan", "--dry_run")
         assert done.returncode == 1 and f"--{flag}=nan" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path):
+def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path, train, steps_of):
     folder = tmp_path / "run"
     words = (*SMALL, "--epochs=500", "--log_every=8", "--checkpoint_every=100000", f"--run_dir={folder}")
     done = train(*words, "--time_limit=4s")
@@ -408,7 +361,7 @@ def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_validation_gets_no_better_stops_early(tmp_path):
+def test_a_run_whose_validation_gets_no_better_stops_early(tmp_path, train, records):
     folder = tmp_path / "run"
     done = train(*SMALL, "--epochs=50", "--learning_rate=0", "--early_stop=2", "--json", f"--run_dir={folder}")
     assert done.returncode == 0, done.stderr

@@ -6,12 +6,10 @@ import pytest
 
 
 @pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """Configures so many IPUs and returns a strategy on them."""
+def scope(emulator_dir):
+    """Configures so many IPUs of the test's own partition and returns a strategy on them."""
     from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
     from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
-
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
 
     def configure(ipus):
         config = ipu_config.IPUConfig()

@@ -9,10 +9,10 @@ from tf_ipu_dp import cli, compare
 np = pytest.importorskip("numpy")
 
 
-def test_a_layer_is_as_far_as_its_farthest_variable_relative_to_that_variable():
+def test_a_layer_differs_as_much_as_its_worst_variable_relative_to_that_variable():
     first = {"a/kernel": np.array([1.0, -100.0]), "a/bias": np.array([0.0, 0.5]), "b/kernel": np.zeros(3)}
     second = {"a/kernel": np.array([1.0, -101.0]), "a/bias": np.array([0.1, 0.5]), "b/kernel": np.zeros(3)}
-    assert compare.differences(first, second) == [
+    assert compare.compare_weights(first, second) == [
         compare.Difference("a", 4, pytest.approx(1.0), pytest.approx(0.2)),
         compare.Difference("b", 3, 0.0, 0.0),
     ]
@@ -23,12 +23,12 @@ def test_a_layer_is_as_far_as_its_farthest_variable_relative_to_that_variable():
     [{}, {"a/kernel": np.ones(3)}, {"a/kernel": np.array([1.0, math.nan])}, {"a/kernel": np.ones(2), "b": np.ones(1)}],
     ids=["missing", "shape", "nan", "more"],
 )
-def test_what_cannot_be_compared_is_infinitely_far(second):
-    found = compare.differences({"a/kernel": np.ones(2)}, second)
+def test_weights_that_cannot_be_compared_differ_infinitely(second):
+    found = compare.compare_weights({"a/kernel": np.ones(2)}, second)
     assert max(each.relative for each in found) == math.inf
 
 
-def test_the_table_ends_in_a_verdict_that_names_the_farthest_layer():
+def test_the_table_ends_with_a_conclusion_that_names_the_worst_layer():
     found = [compare.Difference("conv1", 1000, 1e-7, 2e-7), compare.Difference("dense", 10, 1e-4, 3e-5)]
     layouts = ["1 instance x 2 replicas", "2 instances x 1 replica"]
     text = compare.render(found, 1e-5, 8, layouts, 100)
@@ -40,11 +40,11 @@ def test_the_table_ends_in_a_verdict_that_names_the_farthest_layer():
         "1 instance x 2 replicas and 2 instances x 1 replica after 8 updates: different weights. "
         "The largest relative difference is 3.0e-05 of dense (limit 1e-05).\n"
     )
-    assert "the same weights" in compare.render(found, 1e-4, 8, layouts, 100)
+    assert "equal weights" in compare.render(found, 1e-4, 8, layouts, 100)
 
 
-def test_what_is_no_pair_of_runs_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(cli.UsageError, match="Two runs are compared, and 1 are given"):
+def test_other_arguments_than_two_runs_are_refused_in_a_sentence(tmp_path):
+    with pytest.raises(cli.UsageError, match="compare needs two run folders, for example runs/a runs/b, but 1 given"):
         compare.main([str(tmp_path)])
-    with pytest.raises(cli.UsageError, match="has no good checkpoint"):
+    with pytest.raises(cli.UsageError, match="has no valid checkpoint"):
         compare.main([str(tmp_path), str(tmp_path)])

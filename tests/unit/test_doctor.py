@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ POPLAR = Probe({"version": "2.6.3", "path": "x", "poplar": True, "keras": "2.6.0
 DEVICE = {"id": "0", "ipuof partition id": "p1", "driver version": "1.1", "firmware version": "2.5"}
 
 
-def judge(environ=None, python=(3, 11), **probes):
+def diagnose(environ=None, python=(3, 11), **probes):
     nothing = {
         "tensorflow": Probe(None, "ModuleNotFoundError: No module named 'tensorflow'"),
         "horovod": Probe(None, "ModuleNotFoundError: No module named 'horovod'"),
@@ -26,25 +25,25 @@ def judge(environ=None, python=(3, 11), **probes):
         "mpirun": ABSENT,
         "srun": ABSENT,
     }
-    diagnosis = doctor.judge({**nothing, **probes}, environ or {}, python)
+    diagnosis = doctor.diagnose({**nothing, **probes}, environ or {}, python)
     return diagnosis.sdk, {finding.name: finding for finding in diagnosis.findings}, diagnosis
 
 
-def test_without_tensorflow_train_would_not_start_and_it_says_what_to_do():
-    sdk, findings, diagnosis = judge()
+def test_without_tensorflow_train_cannot_start_and_the_advice_says_what_to_do():
+    sdk, findings, diagnosis = diagnose()
     assert sdk is None
     assert not findings["TensorFlow"].ok and "launch/train" in findings["TensorFlow"].advice
-    assert "Train would not start here." in doctor.render(diagnosis, 120)
+    assert "Not ready: train cannot start here." in doctor.render(diagnosis, 120)
 
 
 def test_stock_tensorflow_is_enough_for_the_emulator():
-    sdk, findings, _ = judge(tensorflow=STOCK)
+    sdk, findings, _ = diagnose(tensorflow=STOCK)
     assert sdk == "emulator" and findings["Emulator"].ok
     assert findings["Poplar SDK"].ok is None
 
 
 def test_the_sdk_s_tensorflow_with_an_ipu_is_poplar():
-    sdk, findings, _ = judge(
+    sdk, findings, _ = diagnose(
         {"POPLAR_SDK_ENABLED": "/sdk"}, tensorflow=POPLAR, gcipuinfo=Probe({"devices": [DEVICE] * 4})
     )
     assert sdk == "poplar"
@@ -53,74 +52,71 @@ def test_the_sdk_s_tensorflow_with_an_ipu_is_poplar():
 
 @pytest.mark.parametrize("devices", [Probe({"devices": []}), Probe(None, "ImportError: libgcipuinfo.so")])
 def test_an_enabled_sdk_without_an_ipu_is_a_fault(devices):
-    sdk, findings, _ = judge({"POPLAR_SDK_ENABLED": "/sdk"}, tensorflow=POPLAR, gcipuinfo=devices)
+    sdk, findings, _ = diagnose({"POPLAR_SDK_ENABLED": "/sdk"}, tensorflow=POPLAR, gcipuinfo=devices)
     assert sdk is None and findings["Poplar SDK"].ok is False and findings["Poplar SDK"].advice
 
 
 def test_ipus_under_a_stock_tensorflow_are_a_fault_of_the_sdk_but_the_emulator_starts():
-    sdk, findings, _ = judge(tensorflow=STOCK, gcipuinfo=Probe({"devices": [DEVICE]}))
+    sdk, findings, _ = diagnose(tensorflow=STOCK, gcipuinfo=Probe({"devices": [DEVICE]}))
     assert sdk == "emulator" and findings["Poplar SDK"].ok is False
 
 
 def test_keras_3_is_refused():
     newer = Probe({"version": "2.17.0", "path": "x", "poplar": False, "keras": "3.4.0"})
-    sdk, findings, _ = judge(tensorflow=newer)
+    sdk, findings, _ = diagnose(tensorflow=newer)
     assert sdk is None and findings["Keras"].advice.startswith("Keras 2 is needed.")
 
 
 def test_a_python_out_of_range_is_refused():
-    assert judge(python=(3, 12), tensorflow=STOCK)[0] is None
+    assert diagnose(python=(3, 12), tensorflow=STOCK)[0] is None
 
 
 def test_a_horovod_that_does_not_load_is_a_fault_and_a_missing_one_is_not():
-    assert judge()[1]["Horovod"].ok is None
-    assert judge(horovod=Probe(None, "ImportError: undefined symbol"))[1]["Horovod"].ok is False
+    assert diagnose()[1]["Horovod"].ok is None
+    assert diagnose(horovod=Probe(None, "ImportError: undefined symbol"))[1]["Horovod"].ok is False
 
 
 def test_prepared_data_sets_are_listed(tmp_path):
     (tmp_path / "mnist").mkdir()
     (tmp_path / "downloads").mkdir()
     there = Probe({"version": "4.9.3"})
-    _, findings, _ = judge({"TFDS_DATA_DIR": str(tmp_path)}, tensorflow_datasets=there)
+    _, findings, _ = diagnose({"TFDS_DATA_DIR": str(tmp_path)}, tensorflow_datasets=there)
     assert findings["tensorflow-datasets"].detail == f"4.9.3, data in {tmp_path}: mnist"
 
 
-def test_a_tensorflow_that_is_there_and_broken_is_not_advised_to_be_installed():
-    _, findings, _ = judge(tensorflow=Probe(None, "the interpreter was ended by SIGILL"))
-    assert findings["TensorFlow"].advice.startswith("It is there but does not start.")
+def test_the_advice_for_a_broken_tensorflow_is_not_to_install_it():
+    _, findings, _ = diagnose(tensorflow=Probe(None, "the interpreter was killed by SIGILL"))
+    assert findings["TensorFlow"].advice.startswith("It is installed but cannot be imported.")
 
 
-def test_children_of_a_child_that_hangs_end_with_it(tmp_path):
+def test_children_of_a_probe_that_hangs_are_killed_with_it(tmp_path, wait_until):
     mark = tmp_path / "pid"
     command = ["sh", "-c", f"sleep 200 & echo $! >{mark}; wait"]
     assert doctor.read_probe(command, 2.0).failure == "no answer within 2 s"
     status = Path("/proc", mark.read_text(encoding="utf-8").strip(), "stat")
-    deadline = time.monotonic() + 60
-    while status.exists() and status.read_text(encoding="utf-8").split(")")[1].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not status.exists() or status.read_text(encoding="utf-8").split(")")[1].split()[0] == "Z")
 
 
 def test_the_json_says_the_same_as_the_table():
-    _, findings, diagnosis = judge(tensorflow=STOCK)
+    _, findings, diagnosis = diagnose(tensorflow=STOCK)
     value = json.loads(doctor.render_json(diagnosis))
     assert value["ready"] is True and value["sdk"] == "emulator"
     assert [entry["name"] for entry in value["findings"]] == list(findings)
 
 
-def probe(code, limit_s=30.0):
-    return doctor.read_probe([sys.executable, "-c", code], limit_s)
+def probe(code, timeout_s=30.0):
+    return doctor.read_probe([sys.executable, "-c", code], timeout_s)
 
 
-def test_a_child_that_answers_is_believed():
+def test_the_last_line_of_a_probe_is_its_answer():
     assert probe("print('chatter'); print('{\"a\": 1}')") == Probe({"a": 1})
 
 
-def test_a_child_that_crashes_hangs_or_fails_is_a_reason_and_not_a_crash():
-    assert probe("import os; os.abort()") == Probe(None, "the interpreter was ended by SIGABRT")
+def test_a_probe_that_crashes_hangs_or_fails_is_a_reason_and_not_an_error():
+    assert probe("import os; os.abort()") == Probe(None, "the interpreter was killed by SIGABRT")
     assert probe("while True: pass", 0.5) == Probe(None, "no answer within 0 s")
     assert probe("import no_such_module") == Probe(None, "ModuleNotFoundError: No module named 'no_such_module'")
-    assert probe("import os; os._exit(0)") == Probe(None, "it ended without an answer")
-    assert probe("print('no JSON')") == Probe(None, "it ended without an answer")
-    assert probe("import os; os.kill(os.getpid(), 40)") == Probe(None, "the interpreter was ended by signal 40")
+    assert probe("import os; os._exit(0)") == Probe(None, "it exited without an answer")
+    assert probe("print('no JSON')") == Probe(None, "it exited without an answer")
+    assert probe("import os; os.kill(os.getpid(), 40)") == Probe(None, "the interpreter was killed by signal 40")
     assert doctor.read_probe(["/no/such/program"], 1.0) == Probe(None, "No such file or directory")

@@ -49,14 +49,14 @@ def test_this_environment_has_the_versions_of_its_constraints():
     assert unpinned == set()
 
 
-def test_without_a_compiler_one_sentence_says_so(monkeypatch, tmp_path):
+def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(environment.SetupError, match=r"no C\+\+ compiler .* apt-get install g\+\+"):
         environment._require_compiler()
 
 
-def test_the_cache_is_outside_the_clone_and_can_be_moved(monkeypatch, tmp_path):
+def test_the_cache_is_outside_the_clone_and_configurable(monkeypatch, tmp_path):
     monkeypatch.delenv("TF_IPU_DP_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert environment.cache_dir() == tmp_path / "tf_ipu_dp"
@@ -77,11 +77,11 @@ def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_file():
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
         status = environment.Status("launch/train", stream)
-        status.doing("collecting numpy")
+        status.progress("collecting numpy")
         environment._show_progress("Downloading tensorflow_cpu-2.15.1.whl (207.2 MB)", status)
         environment._show_progress("Downloading https://x/six-1.17.0.whl (11 kB)", status)
         environment._show_progress("[40/160] Building CXX object a.o", status)
-        status.say("done.")
+        status.info("done.")
     assert "\n" not in terminal.getvalue().rstrip("\n") and "compiling 40 of 160" in terminal.getvalue()
     assert file.getvalue() == (
         "  downloading tensorflow_cpu-2.15.1.whl (207.2 MB)\n  compiling 40 of 160\nlaunch/train: done.\n"
@@ -100,7 +100,7 @@ def test_a_failing_command_becomes_a_sentence_with_the_last_error_and_the_log(tm
     assert "chatter" in log.read_text(encoding="utf-8")
 
 
-def test_horovod_is_asked_for_in_a_sentence_where_the_environment_is_not_ours(tmp_path):
+def test_a_missing_horovod_in_a_foreign_environment_is_a_sentence_with_the_command(tmp_path):
     # A bare environment that knows only where this package is.
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"

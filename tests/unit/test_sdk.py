@@ -41,18 +41,20 @@ EMULATOR = f"emulator {' '.join(SERVED)}\n[] nothing\n"
 def test_without_an_sdk_auto_takes_the_emulator_and_says_so_once(load):
     done = load("auto")
     assert (done.returncode, done.stdout) == (0, EMULATOR), done.stderr
-    said = "sdk: the Poplar SDK is not enabled here (no module gcipuinfo); the emulator stands in on this host's CPU."
-    assert done.stderr.count(said) == 1
+    line = "sdk: the Poplar SDK is not enabled here (no module gcipuinfo); using the emulator on this host's CPU."
+    assert done.stderr.count(line) == 1
 
 
-def test_where_the_emulator_stands_in_already_it_is_not_taken_for_the_sdk():
+def test_an_installed_emulator_is_not_taken_for_the_sdk():
     code = "from tf_ipu_dp import emulator; emulator.install()\n" + LOAD
     auto, poplar = (
         subprocess.run([sys.executable, "-c", code, choice], capture_output=True, text=True, check=False)
         for choice in ("auto", "poplar")
     )
     assert auto.stdout == EMULATOR, auto.stderr
-    assert poplar.returncode == 1 and "--sdk=poplar cannot be used: the emulator stands in" in poplar.stderr
+    assert (
+        poplar.returncode == 1 and "--sdk=poplar cannot be used: the emulator replaces the Poplar SDK" in poplar.stderr
+    )
 
 
 def test_the_emulator_by_name_says_nothing(load):
@@ -85,3 +87,33 @@ def test_an_sdk_without_ipus_or_without_its_tensorflow_is_not_taken(load, source
     done = load("auto", source)
     assert said in done.stderr
     assert done.stdout.startswith("emulator tf_ipu_dp.emulator.sdk_api.ipu") or "cannot be installed" in done.stderr
+
+
+def explain(*lines):
+    code = "\n".join(["from tf_ipu_dp import emulator, sdk", *lines, "print(sdk.explain_missing_gcipuinfo())"])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_sdks_gcipuinfo_is_missing_where_it_is_not_enabled_or_replaced_by_the_emulator():
+    assert explain() == "the Poplar SDK is not enabled here (no module gcipuinfo)\n"
+    replaced = "the emulator replaces the Poplar SDK in this process\n"
+    assert explain("emulator.install()") == replaced
+    left_behind = ["import sys", "sys.modules['gcipuinfo'] = sdk.load_emulated_gcipuinfo()"]
+    assert explain(*left_behind) == replaced
+
+
+def test_a_gcipuinfo_of_the_sdk_is_found_without_importing_it(tmp_path, monkeypatch):
+    (tmp_path / "gcipuinfo.py").write_text("raise RuntimeError", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert explain() == "None\n"
+
+
+def test_device_information_is_read_without_tensorflow_and_without_installing_the_emulator():
+    code = (
+        "import sys; from tf_ipu_dp import emulator, sdk\n"
+        "sdk.load_emulated_gcipuinfo(); sdk.explain_missing_gcipuinfo()\n"
+        "print('tensorflow' in sys.modules, emulator.is_installed(), sdk.skips_interpreter_shutdown())\n"
+        "emulator.install(); print(sdk.skips_interpreter_shutdown())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False False\nTrue\n"

@@ -1,4 +1,4 @@
-"""Who am I, how many are we: the instances of a job, what starts them, and who failed first.
+"""The instances of a job: their places, what starts them, which failed first, when to restart, how to verify.
 
-No TensorFlow of its own. Knows nothing of models and data.
+Imports no TensorFlow, and knows nothing of models and data sets beyond the plan.
 """

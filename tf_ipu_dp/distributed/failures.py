@@ -1,7 +1,18 @@
-"""Who failed first in a job of many instances, and why. Pure: what was found is handed in, and ranked.
+"""Which instance of a job failed first, and why. Pure: the evidence is passed in.
 
-When an instance fails, the others fail after it, because they wait for it in vain; and what they say may be written
-before the first one's error is. So the cause is not the earliest error, but the earliest of the worst kind.
+When one instance fails, the others lose their peer and fail after it, and their errors may be written before its own.
+Who was first is decided from two kinds of evidence:
+
+- The launcher's report. The emulator's poprun watches all processes and reports the first failure
+  (`emulator/launcher/supervisor.py` says how it decides); mpirun prints which instance was killed. Only a launcher
+  knows of an instance that was killed or of a host that was lost. The SDK's poprun and srun report nothing.
+- The error files in the run's folder. An instance that fails writes its traceback, and whether a restart can help; one
+  that stalls is reported by another. Only they have the whole error, but a killed instance writes none, and where the
+  hosts share no disk they are not seen.
+
+Within both, an error that says that a peer was lost (`is_lost_peer`) is a secondary failure: it is never the first one
+while there is any other. The report comes before the error files, unless the reported instance wrote an error itself:
+then the earliest error counts. Neither kind can be left out, and nothing else is consulted.
 """
 
 from __future__ import annotations
@@ -9,104 +20,127 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.runs.run_folder import InstanceError
 
 LAST_LINES = 20
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOP_STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
-# What an instance says that has lost another one.
-_ECHO = re.compile(
-    r"HorovodInternalError|Horovod has been shut down|Horovod\w*(?:reduce|gather|cast)|\bgloo\b|MPI_ABORT|"
-    r"has lost the others"
+LOST_PEERS = "lost its peers"  # in the message of an instance of ours
+# What Horovod, Gloo and Open MPI say when a peer is gone. Gloo's errors carry its file names.
+_LOST_PEER = re.compile(
+    r"HorovodInternalError|Horovod has been shut down|Horovod\w*(?:reduce|gather|cast|toall)|\bgloo\b|MPI_ABORT|"
+    rf"Connection closed by peer|{LOST_PEERS}"
 )
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
+def is_lost_peer(text: str) -> bool:
+    """Whether an error is the consequence of another instance's end."""
+    return bool(_LOST_PEER.search(text))
+
+
 @dataclasses.dataclass(frozen=True)
-class Cause:
-    """What ended a job. `status` is None where only the instance's own words are known."""
+class LauncherReport:
+    """The first failure, as the launcher saw it."""
+
+    instance: Optional[int]
+    host: Optional[str]
+    status: int
+    last_lines: Tuple[str, ...] = ()
+    lost_host: str = ""  # a sentence, where a host or its network failed rather than the instance
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LauncherReport:
+        """Reads what the emulator's poprun writes to the file that IPU_EMULATOR_REPORT names."""
+        instance = value.get("instance")
+        return cls(
+            instance=instance if isinstance(instance, int) and instance >= 0 else None,
+            host=value.get("host") or None,
+            status=int(value.get("status") or 1),
+            last_lines=tuple(str(line) for line in value.get("last_lines") or ())[-LAST_LINES:],
+            lost_host=str(value.get("reason") or ""),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstFailure:
+    """What ended a job. `status` is None where only the instance's error file is known."""
 
     instance: Optional[int]
     host: Optional[str]
     status: Optional[int]
-    lines: Tuple[str, ...]  # the last ones that the instance has said or written
-    final: bool  # starting again would end the same
-    echoes: int = 0  # instances that failed because of this one
-    reason: str = ""  # in poprun's words, where a host or the network failed and not the instance
+    last_lines: Tuple[str, ...]  # of its error file or its output
+    transient: bool  # a restart may help
+    secondary_failures: int = 0  # instances that failed as a consequence
+    lost_host: str = ""  # a sentence, where a host or its network failed rather than the instance
 
     def __str__(self) -> str:
-        if self.reason:
-            return self.reason.rstrip(".")
+        if self.lost_host:
+            return self.lost_host.rstrip(".")
         if self.instance is None:
             who = f"host {self.host}" if self.host else "the job"
         else:
             who = f"instance {self.instance}" + (f" on {self.host}" if self.host else "")
-        return f"{who} {'failed' if self.status is None else f'ended with {_status_words(self.status)}'}"
+        return f"{who} {'failed' if self.status is None else _render_status(self.status)}"
 
     @property
-    def is_death(self) -> bool:
-        """Whether the process was ended from outside, or crashed, rather than that it failed by itself."""
-        return bool(self.reason) or (self.status is not None and self.status > 128)
+    def is_kill(self) -> bool:
+        """Whether the process was killed, crashed or lost its host, rather than failed by itself."""
+        return bool(self.lost_host) or (self.status is not None and self.status > 128)
 
-    def resembles(self, other: Cause) -> bool:
-        """Whether two jobs have ended in the same way, whatever the numbers in what was said."""
-        last = [_NUMBERS.sub("", each.lines[-1]) if each.lines else "" for each in (self, other)]
-        return (self.status, last[0], bool(self.reason)) == (other.status, last[1], bool(other.reason))
+    def resembles(self, other: FirstFailure) -> bool:
+        """Whether two jobs ended in the same way, whatever the numbers in their last line."""
+        last = [_NUMBERS.sub("", each.last_lines[-1]) if each.last_lines else "" for each in (self, other)]
+        return (self.status, last[0], bool(self.lost_host)) == (other.status, last[1], bool(other.lost_host))
 
 
-def find_cause(
-    status: int, report: Optional[Mapping[str, Any]], errors: Sequence[InstanceError], instances: int
-) -> Cause:
-    """Returns what ended a job that ended with a status.
-
-    `report` is what the emulator's poprun has seen of the first that failed: instance, host, status, last_lines.
-    `errors` are what the instances have written, the earliest first. A death without a word comes before a failure, and
-    both before the complaint of one that lost another.
-    """
-    found: List[Tuple[int, Cause]] = []
-    seen = _from_report(report) if report else None
-    wrote = {error.instance for error in errors}
-    if seen and seen.instance not in wrote:
-        is_echo = _is_echo("\n".join(seen.lines))
-        found.append((2 if is_echo else 0 if seen.is_death or seen.instance is None else 1, seen))
-    for error in errors:
-        lines = tuple(error.text.splitlines()[-LAST_LINES:])
-        cause = Cause(error.instance, error.host, None, lines, not error.transient)
-        found.append((2 if _is_echo(error.text) else 1, cause))
+def find_first_failure(
+    status: int, report: Optional[LauncherReport], errors: Sequence[InstanceError], instances: int
+) -> FirstFailure:
+    """Returns what ended a job that exited with a status. `errors` are the error files, the earliest first."""
+    wrote_error = {error.instance for error in errors}
+    found = [(_from_error(error), is_lost_peer(error.text)) for error in errors]
+    if report and report.instance not in wrote_error:
+        found.insert(0, (_from_report(report), is_lost_peer("\n".join(report.last_lines))))
     if not found:
-        return Cause(None, None, status, (), final=False)
-    rank, cause = min(found, key=lambda pair: pair[0])
-    silent = sorted(set(range(instances)) - wrote)
-    if rank == 2 and not seen and silent:
-        # All that wrote have lost another one, so that it is one of those that did not.
-        only = silent[0] if len(silent) == 1 else None
-        said = f"Of instance {cli.alternatives(silent)} there is no word; the others have lost their connection to it."
-        cause = Cause(only, None, status, (said,), final=False)
-    return dataclasses.replace(cause, echoes=sum(kind == 2 and other is not cause for kind, other in found))
+        return FirstFailure(None, None, status, (), transient=True)
+    primary = [failure for failure, is_secondary in found if not is_secondary]
+    secondary = [failure for failure, is_secondary in found if is_secondary]
+    silent = sorted(set(range(instances)) - wrote_error)
+    if primary:
+        first = primary[0]
+    elif not report and silent:
+        # Every instance that wrote an error lost a peer, so the first is one of those that wrote none.
+        lost = f"Instance {cli.alternatives(silent)} left no error; the others lost their connection to it."
+        first = FirstFailure(silent[0] if len(silent) == 1 else None, None, status, (lost,), transient=True)
+    else:
+        first = secondary[0]
+    return dataclasses.replace(first, secondary_failures=sum(failure is not first for failure in secondary))
 
 
-def _from_report(report: Mapping[str, Any]) -> Cause:
-    lines = tuple(str(line) for line in report.get("last_lines") or ())[-LAST_LINES:]
-    status = int(report.get("status") or 1)
-    told = any(line.startswith("train: ") for line in lines) and not any("Traceback" in line for line in lines)
-    # A sentence and no more: a mistake of the user's, which an instance makes every time.
-    final = status == 1 and told and not _is_echo("\n".join(lines))
-    instance = report.get("instance")
-    is_one = isinstance(instance, int) and instance >= 0
-    reason = str(report.get("reason") or "")
-    cause = Cause(instance if is_one else None, report.get("host") or None, status, lines, final and not reason)
-    return dataclasses.replace(cause, reason=reason)
+def _from_error(error: InstanceError) -> FirstFailure:
+    lines = tuple(error.text.splitlines()[-LAST_LINES:])
+    return FirstFailure(error.instance, error.host, None, lines, transient=error.transient)
 
 
-def _is_echo(text: str) -> bool:
-    return bool(_ECHO.search(text))
+def _from_report(report: LauncherReport) -> FirstFailure:
+    lines = report.last_lines
+    # One sentence and no traceback is a mistake of the user, which would be repeated. The error file says so too, but
+    # is not seen where the hosts share no disk.
+    is_usage_error = any(line.startswith("train: ") for line in lines) and not any(
+        "Traceback" in line for line in lines
+    )
+    is_permanent = report.status == 1 and is_usage_error and not is_lost_peer("\n".join(lines)) and not report.lost_host
+    return FirstFailure(
+        report.instance, report.host, report.status, lines, transient=not is_permanent, lost_host=report.lost_host
+    )
 
 
-def _status_words(status: int) -> str:
+def _render_status(status: int) -> str:
     try:
-        return f"{status} ({signal.Signals(status - 128).name})"
+        return f"was killed by {signal.Signals(status - 128).name}"
     except ValueError:
-        return str(status)
+        return f"exited with status {status}"

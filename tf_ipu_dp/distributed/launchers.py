@@ -1,6 +1,7 @@
-"""What starts the instances of a job: poprun, the emulator's stand-in for it, mpirun or srun. Which one, and how.
+"""The launchers that can start the instances of a job: poprun, the emulator's stand-in for it, mpirun and srun.
 
-Pure: the environment, and what is on the PATH, are handed in.
+Which one is chosen, its command line, and what it reports at the end. Pure: the environment and the lookup of programs
+are passed in.
 """
 
 from __future__ import annotations
@@ -8,61 +9,62 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
+from tf_ipu_dp.distributed.failures import LauncherReport
 from tf_ipu_dp.planning.plan import Topology
 
 NAMES = ("auto", "poprun", "emulator", "mpirun", "srun")
 
-# What an instance on another host needs to find its way; launchers hand on little by themselves.
+# What instances on other hosts need of this host's environment; launchers forward little by themselves.
 _FORWARDED = (
     "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CPATH", "OPAL_PREFIX", "VIRTUAL_ENV", "POPLAR_SDK_ENABLED",
     "POPLAR_ENGINE_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_LOG_LEVEL", "TF_POPLAR_FLAGS",
     "TF_CPP_MIN_LOG_LEVEL", "TFDS_DATA_DIR", "IPUOF_VIPU_API_TIMEOUT", "GCDA_MONITOR",
 )  # fmt: skip
-_FORWARDED_KINDS = ("IPU_EMULATOR_", "HOROVOD_")
+_FORWARDED_PREFIXES = ("IPU_EMULATOR_", "HOROVOD_")
 _RENDEZVOUS_PORTS = range(20_000, 30_000)
-# Open MPI's words, which it may break into lines.
-_DEATH = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)")
+# Open MPI's sentence, which it may break into lines.
+_KILLED = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """A command, and what its environment has beside the caller's."""
+class LaunchCommand:
+    """A command line, and the variables to add to the caller's environment."""
 
     words: Tuple[str, ...]
     environ: Mapping[str, str]
 
     def __str__(self) -> str:
-        """As one would type it into a shell."""
+        """The command as it would be typed into a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
         return " ".join([*variables, *map(shlex.quote, self.words)])
 
 
 def choose(asked: str, sdk: str, environ: Mapping[str, str], find: Callable[[str], Optional[str]]) -> str:
-    """Returns what starts the instances, or refuses what is not there; `find` looks a program up on the PATH."""
+    """Returns the launcher to use, or refuses one that is not there; `find` looks up a program on the PATH."""
     if asked == "auto":
         if sdk != "emulator" and find("poprun"):
             return "poprun"
         if sdk == "poplar":
             raise cli.UsageError(
-                "--sdk=poplar is started by poprun, which is not on the PATH. Source the Poplar SDK's enable scripts, "
+                "--sdk=poplar needs poprun, which is not on the PATH. Source the Poplar SDK's enable scripts, "
                 "choose another --launcher, or use --sdk=emulator."
             )
         return "srun" if "SLURM_JOB_ID" in environ and find("srun") else "emulator"
     if asked == "poprun" and sdk == "emulator":
         raise cli.UsageError(
-            "--launcher=poprun starts instances on IPUs, but --sdk=emulator asks for none. Use --launcher=emulator."
+            "--launcher=poprun starts instances on IPUs, but --sdk=emulator uses none. Use --launcher=emulator."
         )
     if asked == "emulator" and sdk == "poplar":
-        raise cli.UsageError("--launcher=emulator has emulated IPUs, but --sdk=poplar. Use --launcher=poprun.")
+        raise cli.UsageError("--launcher=emulator has emulated IPUs only, but --sdk=poplar. Use --launcher=poprun.")
     if asked != "emulator" and not find(asked):
         raise cli.UsageError(f"--launcher={asked} cannot be used: {asked} is not on the PATH. Use --launcher=auto.")
     return asked
 
 
-def make_start(
+def make_command(
     launcher: str,
     topology: Topology,
     program: Sequence[str],
@@ -70,42 +72,42 @@ def make_start(
     python: str,
     environ: Mapping[str, str],
     extra: Sequence[str] = (),
-    salt: int = 0,
+    job_id: int = 0,
     root: bool = False,
-) -> Start:
+) -> LaunchCommand:
     """Returns the command that starts a program as the instances of a topology.
 
-    `extra` are words for the launcher itself. Jobs of different salt do not meet where their processes have to find
-    each other by a port or a name. `root` says that root starts it, as in a container.
+    `extra` are words for the launcher itself. Jobs with different `job_id` use different ports and names where their
+    processes find each other. `root` says that root starts it, as in a container.
     """
-    # Without it a monitor sees neither power nor temperature of the IPUs.
+    # Without it the monitor gets neither power nor temperature of the IPUs.
     wanted = {"GCDA_MONITOR": "1"}
     if launcher in ("poprun", "mpirun") and root:
         wanted.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if launcher in ("mpirun", "srun") and topology.hosts.names[1:]:
-        # Where the instances of several hosts meet: on the first, at a port that all are told.
-        port = _RENDEZVOUS_PORTS[salt % len(_RENDEZVOUS_PORTS)]
+        # The instances find each other on the first host, at a port that all of them know.
+        port = _RENDEZVOUS_PORTS[job_id % len(_RENDEZVOUS_PORTS)]
         wanted["IPU_EMULATOR_RENDEZVOUS"] = f"{topology.hosts.names[0]}:{port}"
-    own = {name: value for name, value in wanted.items() if name not in environ}
-    forwarded = [name for name in {**environ, **own} if name in _FORWARDED or name.startswith(_FORWARDED_KINDS)]
+    added = {name: value for name, value in wanted.items() if name not in environ}
+    forwarded = [name for name in {**environ, **added} if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)]
     make = {"poprun": _poprun, "emulator": _poprun, "mpirun": _mpirun, "srun": _srun}[launcher]
     first = (python, "-m", "tf_ipu_dp.emulator.poprun") if launcher == "emulator" else (launcher,)
-    name = (f"--job-name={step_name(salt)}",) if launcher == "srun" else ()
-    return Start((*first, *make(topology, sorted(forwarded), environ), *name, *extra, *program), own)
+    name = (f"--job-name={step_name(job_id)}",) if launcher == "srun" else ()
+    return LaunchCommand((*first, *make(topology, sorted(forwarded), environ), *name, *extra, *program), added)
 
 
-def read_death(said: str) -> Optional[Dict[str, Any]]:
-    """Returns who was killed or crashed first in what mpirun has said, as the emulator's poprun reports it, or None.
+def read_mpirun_output(text: str) -> Optional[LauncherReport]:
+    """Returns which instance was killed or crashed first, according to mpirun's output, or None.
 
-    Nobody else may know: over MPI the other instances are ended before they notice.
+    Over MPI there may be no other evidence: mpirun ends the other instances before they notice.
     """
-    found = _DEATH.search(said)
-    return {"instance": int(found[1]), "host": found[2], "status": 128 + int(found[3])} if found else None
+    found = _KILLED.search(text)
+    return LauncherReport(int(found[1]), found[2], 128 + int(found[3])) if found else None
 
 
-def step_name(salt: int) -> str:
-    """Returns by what name Slurm knows what srun has started."""
-    return f"tf_ipu_dp-{salt}"
+def step_name(job_id: int) -> str:
+    """Returns the name of the job step that srun starts."""
+    return f"tf_ipu_dp-{job_id}"
 
 
 def _poprun(topology: Topology, forwarded: Sequence[str], _: Mapping[str, str]) -> List[str]:
@@ -122,7 +124,7 @@ def _poprun(topology: Topology, forwarded: Sequence[str], _: Mapping[str, str]) 
 
 
 def _mpirun(topology: Topology, forwarded: Sequence[str], _: Mapping[str, str]) -> List[str]:
-    # With the slots said, Open MPI starts more processes than there are cores.
+    # With explicit slots, Open MPI starts more processes than there are cores.
     hosts = topology.hosts.names or ("localhost",)
     slots = ",".join(f"{name}:{topology.instances // len(hosts)}" for name in hosts)
     words = ["-np", str(topology.instances), "--host", slots, "--tag-output", "--bind-to", "none"]
@@ -134,6 +136,6 @@ def _srun(topology: Topology, _: Sequence[str], environ: Mapping[str, str]) -> L
     words += [f"--ntasks-per-node={topology.instances_per_host}", "--kill-on-bad-exit=1", "--label"]
     if topology.hosts.names:
         words.append(f"--nodelist={','.join(topology.hosts.names)}")
-    if "SLURM_CPUS_PER_TASK" in environ:  # which srun has not taken from sbatch since Slurm 22.05
+    if "SLURM_CPUS_PER_TASK" in environ:  # since Slurm 22.05 srun does not take it from sbatch
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     return words

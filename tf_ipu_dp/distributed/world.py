@@ -1,6 +1,6 @@
-"""Who am I, and how many are we: the job as the launcher's environment describes it, and what its instances exchange.
+"""This instance's place in the job, from the launcher's environment variables, and what the instances exchange.
 
-No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, which is handed in.
+No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, which is passed in.
 """
 
 from __future__ import annotations
@@ -14,53 +14,57 @@ import zlib
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
+from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
-_MOST = 2**20
-_POPDIST = {
-    "replicas": "POPDIST_NUM_TOTAL_REPLICAS",
-    "local_replicas": "POPDIST_NUM_LOCAL_REPLICAS",
-    "ipus_per_replica": "POPDIST_NUM_IPUS_PER_REPLICA",
-    "offset": "POPDIST_REPLICA_INDEX_OFFSET",
-}
-# Launchers that tell a process its place and nothing of IPUs: index, instances, and index on this host.
+_MAX_COUNT = 2**20
+
+# The variables by which poprun tells an instance its place. `popdist` reads the same.
+_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
+_LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
+_IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
+_REPLICA_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+_IS_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+_LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+_REQUIRED = (_TOTAL_REPLICAS, _LOCAL_REPLICAS, _IPUS_PER_REPLICA, _REPLICA_OFFSET)
+
+# Other launchers know nothing of IPUs: they tell a process its rank, the number of processes, and its rank on its host.
 _RANKS = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    # Inside srun alone: a batch script has SLURM_PROCID, too.
+    # SLURM_STEP_NUM_TASKS is set inside srun only; a batch script has SLURM_PROCID, too.
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
-_MOST_DIFFERENCES = 3
-# What Horovod, Gloo and Open MPI say when a peer is gone.
-_LOST = ("Horovod", "Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe")
+_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
+_MAX_DIFFERENCES = 3
 _HOST = "host"
 
 
 def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
-    """Returns the job that poprun started this process in, or None when nobody did."""
-    present = [name for name in _POPDIST.values() if name in environ]
+    """Returns the job that poprun started this process in; None without poprun."""
+    present = [name for name in _REQUIRED if name in environ]
     if not present:
         return None
-    missing = [name for name in _POPDIST.values() if name not in environ]
+    missing = [name for name in _REQUIRED if name not in environ]
     if missing:
         raise cli.UsageError(
             f"{present[0]} is set but {cli.alternatives(missing)} is not: poprun sets all of them. "
             "Start through poprun, or unset the POPDIST_* variables."
         )
-    if environ.get("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1") == "0":
+    if environ.get(_IS_UNIFORM, "1") == "0":
         raise cli.UsageError(
             "poprun gave the instances different numbers of replicas. "
             "Make its --num-replicas a multiple of --num-instances."
         )
     replicas, local, per_replica = (
-        _count(environ, _POPDIST[key], 1) for key in ("replicas", "local_replicas", "ipus_per_replica")
+        _read_count(environ, name, 1) for name in (_TOTAL_REPLICAS, _LOCAL_REPLICAS, _IPUS_PER_REPLICA)
     )
-    offset = _count(environ, _POPDIST["offset"], 0)
+    offset = _read_count(environ, _REPLICA_OFFSET, 0)
     if replicas % local or offset % local or offset >= replicas:
         raise cli.UsageError(
-            f"POPDIST_NUM_TOTAL_REPLICAS={replicas}, POPDIST_NUM_LOCAL_REPLICAS={local} and "
-            f"POPDIST_REPLICA_INDEX_OFFSET={offset} do not describe equal instances. Start through poprun."
+            f"{_TOTAL_REPLICAS}={replicas}, {_LOCAL_REPLICAS}={local} and {_REPLICA_OFFSET}={offset} "
+            "do not describe equal instances. Start through poprun."
         )
     return LaunchedTopology(
         launcher="poprun",
@@ -68,13 +72,13 @@ def read_launched(environ: Mapping[str, str]) -> Optional[LaunchedTopology]:
         ipus_per_replica=per_replica,
         instances=replicas // local,
         instance=offset // local,
-        hosts=_read_hosts(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", replicas // local),
+        hosts=_read_hosts(environ, replicas // local),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """A process of several that a launcher other than poprun started."""
+    """The place of a process among those that a launcher other than poprun started."""
 
     launcher: str
     instance: int
@@ -82,35 +86,35 @@ class Ranks:
     local_instance: int
 
     def variables(self, *, replicas: int, ipus_per_replica: int) -> Dict[str, str]:
-        """Returns what poprun would have told this process of the job."""
+        """Returns the variables that poprun would have set for this process."""
         local = replicas // self.instances
         values = {
-            "NUM_TOTAL_REPLICAS": replicas,
-            "NUM_LOCAL_REPLICAS": local,
-            "NUM_IPUS_PER_REPLICA": ipus_per_replica,
-            "REPLICA_INDEX_OFFSET": self.instance * local,
-            "UNIFORM_REPLICAS_PER_INSTANCE": 1,
-            "LOCAL_INSTANCE_INDEX": self.local_instance,
+            _TOTAL_REPLICAS: replicas,
+            _LOCAL_REPLICAS: local,
+            _IPUS_PER_REPLICA: ipus_per_replica,
+            _REPLICA_OFFSET: self.instance * local,
+            _IS_UNIFORM: 1,
+            _LOCAL_INSTANCE: self.local_instance,
         }
-        return {f"POPDIST_{name}": str(value) for name, value in values.items()}
+        return {name: str(value) for name, value in values.items()}
 
 
 def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
-    """Returns this process's place among those of horovodrun, mpirun or srun; None where it is alone."""
+    """Returns this process's place among those of horovodrun, mpirun or srun; None where there is only one."""
     for launcher, (rank, size, local_rank) in _RANKS.items():
         if rank in environ and size in environ:
-            instances, instance = _count(environ, size, 1), _count(environ, rank, 0)
+            instances, instance = _read_count(environ, size, 1), _read_count(environ, rank, 0)
             if instance >= instances:
                 raise cli.UsageError(f"{rank}={instance} and {size}={instances} do not fit. Start through {launcher}.")
             if instances > 1:
-                local = _count(environ, local_rank, 0) if local_rank in environ else instance
+                local = _read_count(environ, local_rank, 0) if local_rank in environ else instance
                 return Ranks(launcher, instance, instances, local)
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The instances of a job, as one of them sees it. Every method is called by all of them, in the same order."""
+    """The instances of a job, as one of them sees it. All of them call the same methods in the same order."""
 
     instance: int = 0
     instances: int = 1
@@ -118,15 +122,15 @@ class World:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the instance that speaks and writes."""
+        """Whether this is the instance that prints and writes the run's folder."""
         return self.instance == 0
 
     def sum_over_instances(self, values: Sequence[float]) -> List[float]:
-        """Returns the sums over all instances, of doubles: each travels exactly, whatever the wire carries."""
+        """Returns the sums over all instances. Doubles are sent exactly, though the SDK gathers 32-bit numbers only."""
         return [sum(column) for column in zip(*self.gather_numbers(values))]
 
     def gather_numbers(self, values: Sequence[float]) -> List[Sequence[float]]:
-        """Returns the numbers of all instances, which have as many."""
+        """Returns the numbers of every instance; all pass the same count."""
         if self.instances == 1:
             return [tuple(values)]
         words = struct.unpack(f"<{2 * len(values)}i", struct.pack(f"<{len(values)}d", *values))
@@ -143,15 +147,15 @@ class World:
         return [bytes(part[:length]) for part, (length,) in zip(self._gather_numbers(padded), lengths)]
 
     def compare(self, own: Mapping[str, str]) -> None:
-        """Refuses to go on where the instances differ in what has to be equal, named by its keys."""
+        """Raises a UsageError that names the instances that differ in what has to be equal everywhere."""
         message = json.dumps({**own, _HOST: socket.gethostname()}).encode()
         everyone = [json.loads(each) for each in self.gather(message)]
         differences = describe_differences(everyone)
         if differences:
-            rest = len(differences) - _MOST_DIFFERENCES
+            rest = len(differences) - _MAX_DIFFERENCES
             more = f"; and {rest} more" if rest > 0 else ""
             raise cli.UsageError(
-                f"The instances differ: {'; '.join(differences[:_MOST_DIFFERENCES])}{more}. "
+                f"The instances differ: {'; '.join(differences[:_MAX_DIFFERENCES])}{more}. "
                 "Start all of them with the same flags, data and versions."
             )
 
@@ -171,14 +175,14 @@ class World:
         return None
 
     def hosts_where(self, here: bool) -> List[str]:
-        """Returns the hosts of the instances that say yes."""
+        """Returns the hosts of the instances that pass True."""
         answers = self.gather(socket.gethostname().encode() if here else b"")
         return sorted({answer.decode() for answer in answers if answer})
 
     @staticmethod
     def is_lost_peer(message: str) -> bool:
-        """Whether an error of the device is the echo of another instance's end."""
-        return any(word in message for word in _LOST)
+        """Whether an error of the device is the consequence of another instance's end."""
+        return failures.is_lost_peer(message)
 
     def broadcast_from_leader(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns instance 0's value on all of them."""
@@ -197,12 +201,12 @@ class World:
 
 
 def hash_of(numbers: Iterable[int]) -> int:
-    """Returns one number of 32 bits for many."""
+    """Returns a 32-bit hash of many 32-bit numbers."""
     return zlib.crc32(b"".join(struct.pack("<I", number) for number in numbers))
 
 
 def describe_differences(everyone: Sequence[Mapping[str, str]]) -> List[str]:
-    """Returns in what the instances differ, and who differs from most of the others."""
+    """Returns a sentence for each value in which an instance differs from most of the others."""
     sentences = []
     names = dict.fromkeys(name for values in everyone for name in values if name != _HOST)
     for name in names:
@@ -216,17 +220,19 @@ def describe_differences(everyone: Sequence[Mapping[str, str]]) -> List[str]:
     return sentences
 
 
-def _read_hosts(environ: Mapping[str, str], name: str, instances: int) -> Optional[int]:
-    """A launcher tells how many instances share this host; without that the number of hosts is not known."""
-    if name not in environ:
+def _read_hosts(environ: Mapping[str, str], instances: int) -> Optional[int]:
+    """Returns the number of hosts, where the launcher says how many instances share this one."""
+    if _LOCAL_SIZE not in environ:
         return None
-    on_this_host = _count(environ, name, 1)
+    on_this_host = _read_count(environ, _LOCAL_SIZE, 1)
     return instances // on_this_host if instances % on_this_host == 0 else None
 
 
-def _count(environ: Mapping[str, str], name: str, least: int) -> int:
+def _read_count(environ: Mapping[str, str], name: str, least: int) -> int:
     text = environ[name].strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= 7) or not least <= int(text) <= _MOST:
+    if not (text.isascii() and text.isdigit() and len(text) <= 7) or not least <= int(text) <= _MAX_COUNT:
         shown = environ[name][:20]
-        raise cli.UsageError(f"{name}={shown!r} is not a whole number from {least} to {_MOST}. Start through poprun.")
+        raise cli.UsageError(
+            f"{name}={shown!r} is not a whole number from {least} to {_MAX_COUNT}. Start through poprun."
+        )
     return int(text)

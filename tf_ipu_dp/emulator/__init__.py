@@ -2,17 +2,20 @@
 
 `install()` makes the SDK's modules importable: `tensorflow.python.ipu`, `keras.ipu`, `ipu_tensorflow_addons`,
 `popdist`, `popdist.tensorflow`, `gcipuinfo`, `libpvti`. Until one of them is imported nothing else happens; in
-particular TensorFlow is not imported.
+particular TensorFlow is not imported. `uninstall()` restores everything that `patches.PATCHES` lists.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
 from typing import Any, Optional, Sequence
+
+from tf_ipu_dp.emulator import patches
 
 _SERVED = {
     "tensorflow.python.ipu": "tf_ipu_dp.emulator.sdk_api.ipu",
@@ -30,10 +33,13 @@ _SERVED = {
     "keras.src.optimizers.legacy.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
     "keras.src.optimizers.legacy.utils": "keras.src.optimizers.utils",
 }
+# Programs that import one of these use TensorFlow and Keras on the device, which have to know about it.
+_PATCHING = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
+_ABSENT = object()
 
 
 def install() -> None:
-    """Serves the SDK's modules from here on. Doing it twice is harmless."""
+    """Serves the SDK's modules from now on. Calling it twice is harmless."""
     if is_installed():
         return
     for name, ours in _SERVED.items():
@@ -43,7 +49,17 @@ def install() -> None:
                 f"The emulator cannot be installed: the real {name} is imported already, from "
                 f"{getattr(module, '__file__', 'an unknown place')}. Call emulator.install() before that."
             )
-    sys.meta_path.insert(0, _Finder())
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    patches.on_undo("import finder", functools.partial(_remove_finder, finder))
+
+
+def uninstall() -> None:
+    """Restores Keras, TensorFlow and the import system to what they were before `install()`; releases the IPUs.
+
+    Models, strategies and functions that were made on the device cannot be used afterwards.
+    """
+    patches.undo_all()
 
 
 def is_installed() -> bool:
@@ -52,7 +68,7 @@ def is_installed() -> bool:
 
 
 class _Finder:
-    """Answers for the SDK's names with our modules."""
+    """Finds the emulator's modules under the SDK's names."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -67,16 +83,16 @@ class _Finder:
                 if found is None:
                     return None
                 package = found.submodule_search_locations is not None
-                loader: Any = _AliasLoader(name)
+                loader: Any = _AliasLoader(name, fullname)
                 return importlib.machinery.ModuleSpec(fullname, loader, origin=found.origin, is_package=package)
         return None
 
 
 class _AliasLoader:
-    """Gives out one of our modules under the SDK's name: one module, two names, one set of classes."""
+    """Loads one of the emulator's modules under the SDK's name: one module, two names, one set of classes."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, alias: str) -> None:
+        self._name, self._alias = name, alias
         self._own_spec: Any = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -87,3 +103,27 @@ class _AliasLoader:
     def exec_module(self, module: ModuleType) -> None:
         # It has been executed under its own name; the import system has meanwhile given it the alias's spec.
         module.__spec__ = self._own_spec
+        parent, _, child = self._alias.rpartition(".")
+        before = vars(sys.modules[parent]).get(child, _ABSENT) if parent else _ABSENT
+        patches.on_undo("served modules", functools.partial(_remove_alias, self._alias, module, before))
+        if self._alias in _PATCHING:
+            importlib.import_module(f"{__name__}.sdk_api.on_import").apply_patches()
+
+
+def _remove_finder(finder: Any) -> None:
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)
+
+
+def _remove_alias(alias: str, module: ModuleType, before: Any) -> None:
+    """Removes a served name, and the attribute that the import system has set for it in the parent package."""
+    if sys.modules.get(alias) is module:
+        del sys.modules[alias]
+    parent_name, _, child = alias.rpartition(".")
+    parent = sys.modules.get(parent_name)
+    if parent is None or vars(parent).get(child) is not module:
+        return
+    if before is _ABSENT:
+        delattr(parent, child)
+    else:
+        setattr(parent, child, before)

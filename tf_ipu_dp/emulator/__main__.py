@@ -15,7 +15,7 @@ USAGE = "usage: python -m tf_ipu_dp.emulator PROGRAM [ARGS]   or   python -m tf_
 
 
 def main(words: List[str]) -> int:
-    """Installs the emulator and becomes the program."""
+    """Installs the emulator and runs the program in this process."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if words else sys.stderr)
         return 0 if words else 1

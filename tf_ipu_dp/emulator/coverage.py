@@ -1,7 +1,7 @@
-"""What of the SDK's public API the emulator has: `python -m tf_ipu_dp.emulator.coverage` prints it as Markdown.
+"""Which names of the SDK's public API the emulator has: `python -m tf_ipu_dp.emulator.coverage` prints Markdown.
 
-The list of names is the SDK's (releases 3.1 to 3.4). What is said about each is looked up in the code: it is there, or
-it is there and refuses with a reason. Limits of what is there stand in the docstrings of the modules.
+The list of names is the SDK's (releases 3.1 to 3.4). The code is asked about each: it is emulated, or it is refused
+with a reason. Limits of what is emulated are in the docstrings of the modules.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def as_markdown() -> str:
         "",
         "Made by `python -m tf_ipu_dp.emulator.coverage`; do not edit.",
         "",
-        "| Module | There | Refused by name |",
+        "| Module | Emulated | Refused by name, with the reason |",
         "|---|---|---|",
     ]
     for module, names in SDK.items():

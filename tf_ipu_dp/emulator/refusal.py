@@ -1,4 +1,4 @@
-"""What the emulator does not do: the name is there, so that programs import, and calling it says why not."""
+"""Names of the SDK that the emulator refuses: programs can import them, and calling one says why it is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ REASON = "_why_refused"
 
 
 def refused(name: str, why: str) -> Any:
-    """Returns a stand-in for a class or function of the SDK. Calling it, or a class made from it, is refused."""
+    """Returns a placeholder for a class or function of the SDK. Calling it, or a subclass of it, is refused."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"The emulator has no {name}: {why}.")

@@ -1,4 +1,4 @@
-"""What the IPUs and the runs do: devices, snapshots, tables, recordings, exporter, and the bottleneck of a run.
+"""What the IPUs and the runs on them do: devices, sampler, snapshots, tables, recordings, exporter and bottlenecks.
 
-Never imports TensorFlow.
+Reads run folders and never writes to them. Never imports TensorFlow; reaches SDK and emulator through sdk.py only.
 """

@@ -1,4 +1,4 @@
-"""The last snapshot for Prometheus. Scrapes are answered from it at once, whatever the devices do."""
+"""The last snapshot as Prometheus metrics. Scrapes are answered from it at once, even while the devices hang."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tf_ipu_dp.monitoring.snapshots import RUNNING, Process, Snapshot
 
 _IPU_LABELS = ("ipu", "board")
 _USE_LABELS = ("ipu", "board", "pid", "run")
-_RUN_LABELS = ("pid", "run", "run_instance")  # Prometheus itself has a label "instance"
-# Name, what it is, and its value in the unit that the name ends with. What belongs to the device alone has no label of
-# its user: the series would break whenever that changes.
-_OF_IPUS: Sequence[Tuple[str, str, Any]] = (
+_PROCESS_LABELS = ("pid", "run", "run_instance")  # Prometheus itself has a label "instance"
+# Name, help text, and value in the unit that the name ends with. Metrics of the device alone have no labels of the
+# process: the series would break whenever another process attaches.
+_IPU_METRICS: Sequence[Tuple[str, str, Any]] = (
     ("ipu_up", "1 while the IPU answers", lambda ipu: 0.0 if ipu.problem else 1.0),
     ("ipu_clock_hertz", "clock", lambda ipu: None if ipu.clock_mhz is None else 1e6 * ipu.clock_mhz),
     ("ipu_die_temperature_celsius", "average die temperature", lambda ipu: ipu.die_temp_c),
@@ -28,18 +28,18 @@ _OF_IPUS: Sequence[Tuple[str, str, Any]] = (
         lambda ipu: None if ipu.error_state is None else float(ipu.error_state != "no errors"),
     ),
 )
-_OF_USE: Sequence[Tuple[str, str, Any]] = (
-    ("ipu_utilisation_ratio", "share of time at work since the last look", lambda ipu: _ratio(ipu.utilisation_pct)),
+_USE_METRICS: Sequence[Tuple[str, str, Any]] = (
+    ("ipu_utilisation_ratio", "share of time busy since the last sample", lambda ipu: _ratio(ipu.utilisation_pct)),
     (
         "ipu_session_utilisation_ratio",
-        "share of time at work since the process attached",
+        "share of time busy since the process attached",
         lambda ipu: _ratio(ipu.session_utilisation_pct),
     ),
     ("ipu_input_wait_ratio", "share of time waiting for input; emulator only", lambda ipu: _ratio(ipu.input_wait_pct)),
     ("ipu_power_watts", "power of the IPU", lambda ipu: ipu.power_w),
     ("ipu_attached", "1 while a process holds the IPU", lambda ipu: None if ipu.problem else float(not ipu.free)),
 )
-_OF_BOARDS: Sequence[Tuple[str, str, Any]] = (
+_BOARD_METRICS: Sequence[Tuple[str, str, Any]] = (
     ("ipu_board_power_watts", "power of the board", lambda ipus: _first(ipu.board_power_w for ipu in ipus)),
     (
         "ipu_board_temperature_celsius",
@@ -47,12 +47,12 @@ _OF_BOARDS: Sequence[Tuple[str, str, Any]] = (
         lambda ipus: _first(ipu.board_temp_c for ipu in ipus),
     ),
 )
-_OF_RUNS: Sequence[Tuple[str, str, Any]] = (
+_PROCESS_METRICS: Sequence[Tuple[str, str, Any]] = (
     ("ipu_run_step", "weight updates so far", lambda each: each.step),
-    ("ipu_run_planned_steps", "weight updates that were planned", lambda each: each.planned_steps),
-    ("ipu_run_samples_per_second", "throughput of the whole job, lately", lambda each: each.samples_per_s),
-    ("ipu_process_silent_seconds", "since the process last told anything", lambda each: each.silent_s),
-    ("ipu_process_up", "1 while the process is neither stale nor gone", lambda each: float(each.state == RUNNING)),
+    ("ipu_run_planned_steps", "planned weight updates", lambda each: each.planned_steps),
+    ("ipu_run_samples_per_second", "recent throughput of the whole job", lambda each: each.samples_per_s),
+    ("ipu_process_silent_seconds", "time since the last heartbeat of the process", lambda each: each.silent_s),
+    ("ipu_process_up", "1 while the process has heartbeats", lambda each: float(each.state == RUNNING)),
 )
 
 
@@ -60,45 +60,45 @@ class Collector:
     """Turns the last snapshot into metrics. Any thread may call its methods."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._snapshot: Optional[Snapshot] = None
-        self._at = time.monotonic()
+        self._updated = time.monotonic()
         self._failures = 0
         self._busy_s: Dict[int, float] = {}
 
     def update(self, snapshot: Snapshot) -> None:
-        """Takes in a new snapshot. Utilisation is added up, so that scrapes that are far apart lose nothing."""
+        """Takes a new snapshot. Busy time is accumulated, so that rare scrapes miss nothing."""
         now = time.monotonic()
-        with self._guard:
-            span = now - self._at if self._snapshot else 0.0
+        with self._lock:
+            span = now - self._updated if self._snapshot else 0.0
             for ipu in snapshot.ipus:
                 if ipu.id is not None and ipu.utilisation_pct is not None:
                     self._busy_s[ipu.id] = self._busy_s.get(ipu.id, 0.0) + span * ipu.utilisation_pct / 100
             self._failures += snapshot.problem is not None
-            self._snapshot, self._at = snapshot, now
+            self._snapshot, self._updated = snapshot, now
 
     def describe(self) -> Iterator[Any]:
-        """Names nothing in advance: what there is depends on the devices."""
+        """Returns nothing: which metrics there are depends on the devices."""
         return iter(())
 
     def collect(self) -> Iterator[Any]:
         """Returns the metrics."""
-        with self._guard:
+        with self._lock:
             snapshot, busy_s = self._snapshot, dict(self._busy_s)
-            age, failures = time.monotonic() - self._at, self._failures
-        yield GaugeMetricFamily("ipu_sample_age_seconds", "since the devices were last asked", value=age)
+            age, failures = time.monotonic() - self._updated, self._failures
+        yield GaugeMetricFamily("ipu_sample_age_seconds", "time since the devices were last read", value=age)
         yield CounterMetricFamily("ipu_failed_samples", "samples in which no device answered", value=failures)
         if snapshot is None:
             return
         runs = {ipu: process.run for process in snapshot.processes for ipu in process.ipus}
-        # Those without an id cannot be told from each other, and one series has one value.
+        # IPUs without an id would share one series, which can have only one value.
         named = {ipu.id: ipu for ipu in snapshot.ipus if ipu.id is not None}
         labels = {number: _ipu_labels(ipu, runs) for number, ipu in named.items()}
-        yield from _families(_OF_IPUS, _IPU_LABELS, [(ipu, labels[number][:2]) for number, ipu in named.items()])
-        yield from _families(_OF_USE, _USE_LABELS, [(ipu, labels[number]) for number, ipu in named.items()])
-        counter = CounterMetricFamily("ipu_busy_seconds", "time at work, as far as it was watched", labels=_IPU_LABELS)
+        yield from _make_gauges(_IPU_METRICS, _IPU_LABELS, [(ipu, labels[number][:2]) for number, ipu in named.items()])
+        yield from _make_gauges(_USE_METRICS, _USE_LABELS, [(ipu, labels[number]) for number, ipu in named.items()])
+        counter = CounterMetricFamily("ipu_busy_seconds", "busy time since the exporter started", labels=_IPU_LABELS)
         errors = CounterMetricFamily(
-            "ipu_corrected_link_errors", "corrected errors of links", labels=[*_IPU_LABELS, "link"]
+            "ipu_corrected_link_errors", "corrected link errors", labels=[*_IPU_LABELS, "link"]
         )
         for number, ipu in named.items():
             place = labels[number][:2]
@@ -113,36 +113,38 @@ class Collector:
         for ipu in snapshot.ipus:
             if ipu.board_serial:
                 boards.setdefault(ipu.board_serial, []).append(ipu)
-        yield from _families(_OF_BOARDS, ("board",), [(ipus, [_label(serial)]) for serial, ipus in boards.items()])
-        told = [(each, _run_labels(each)) for each in snapshot.processes]
-        yield from _families(_OF_RUNS, _RUN_LABELS, told)
+        yield from _make_gauges(
+            _BOARD_METRICS, ("board",), [(ipus, [_label(serial)]) for serial, ipus in boards.items()]
+        )
+        processes = [(each, _process_labels(each)) for each in snapshot.processes]
+        yield from _make_gauges(_PROCESS_METRICS, _PROCESS_LABELS, processes)
         for name, about, field in (
-            ("ipu_run_phase", "1 for what the process does", "phase"),
-            ("ipu_run_waits_for", "1 for what the process waits for", "waits_for"),
+            ("ipu_run_phase", "1 for the phase that the process is in", "phase"),
+            ("ipu_run_waits_for", "1 for what the process is waiting for", "waits_for"),
         ):
-            family = GaugeMetricFamily(name, about, labels=[*_RUN_LABELS, field])
-            for each, values in told:
+            family = GaugeMetricFamily(name, about, labels=[*_PROCESS_LABELS, field])
+            for each, values in processes:
                 if getattr(each, field) is not None:
                     family.add_metric([*values, _label(getattr(each, field))], 1.0)
             yield family
 
 
 def serve(collector: Collector, host: str, port: int) -> int:
-    """Answers scrapes in threads from now on; returns the port, which is chosen where 0 was asked for."""
+    """Starts answering scrapes in threads; returns the port, which the system chooses for 0."""
     registry = CollectorRegistry()
     registry.register(collector)  # type: ignore[arg-type, unused-ignore]
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise cli.UsageError(f"--export={host}:{port} cannot be listened on ({reason}). Use another port.") from error
+        raise cli.UsageError(f"--export={host}:{port} cannot be used ({reason}). Use another port.") from error
     return int(server.server_port)
 
 
-def _families(
-    facts: Sequence[Tuple[str, str, Any]], names: Sequence[str], rows: Sequence[Tuple[Any, List[str]]]
+def _make_gauges(
+    metrics: Sequence[Tuple[str, str, Any]], names: Sequence[str], rows: Sequence[Tuple[Any, List[str]]]
 ) -> Any:
-    for name, about, read in facts:
+    for name, about, read in metrics:
         family = GaugeMetricFamily(name, about, labels=list(names))
         for subject, labels in rows:
             value = read(subject)
@@ -157,16 +159,16 @@ def _ipu_labels(ipu: Ipu, runs: Mapping[int, Optional[str]]) -> List[str]:
 
 
 def _first(values: Iterable[Optional[float]]) -> Optional[float]:
-    """Returns the first that is known."""
+    """Returns the first known value."""
     return next((value for value in values if value is not None), None)
 
 
-def _run_labels(process: Process) -> List[str]:
+def _process_labels(process: Process) -> List[str]:
     return [str(process.pid), _label(process.run), "" if process.instance is None else str(process.instance)]
 
 
 def _label(text: Optional[str]) -> str:
-    """Returns a text that every answer can carry."""
+    """Returns a label that can be encoded: names of files and users may be no valid Unicode."""
     return (text or "").encode("utf-8", "backslashreplace").decode("utf-8")
 
 

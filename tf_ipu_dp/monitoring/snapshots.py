@@ -1,6 +1,6 @@
-"""Who uses which IPU, and what each process does there: one snapshot of telemetry, processes and runs. No TensorFlow.
+"""Who uses which IPU, and what each process does there: one snapshot of devices, processes and runs. No TensorFlow.
 
-Nothing here writes, locks or signals what it looks at.
+Reading a snapshot writes nothing, takes no lock and sends no signal.
 """
 
 from __future__ import annotations
@@ -11,33 +11,31 @@ import datetime
 import math
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp.monitoring import devices
+from tf_ipu_dp.monitoring import device_reader, devices, process_info
 from tf_ipu_dp.runs import heartbeat
 
 SCHEMA = 1
 STALE_S = 5.0
 RUNNING, STALE, GONE = "running", "stale", "gone"
 _GONE_SHOWN_S = 10.0
-_MOST_COMMAND = 4096
-_STILL_S = 10.0  # without a step for so long: the last speed is over
+_STALLED_S = 10.0  # without a step for so long, the last throughput is out of date
 _WAITS = {heartbeat.INPUT: "input", heartbeat.OTHERS: "collective", heartbeat.NOTHING: "nothing"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A process that holds IPUs, or an instance of a run that does. From `run_dir` on: what our own runs tell."""
+    """A process that holds IPUs, or an instance of a run that does. From `run_dir` on: known for our own runs only."""
 
     pid: int
     user: Optional[str]
     command: Optional[str]
     elapsed_s: Optional[float]
     ipus: Tuple[int, ...]
-    state: str  # running; stale: it has not told anything for so long; gone
-    silent_s: Optional[float] = None  # since it last told anything
+    state: str  # running, stale (no heartbeat for more than STALE_S) or gone
+    silent_s: Optional[float] = None  # since the last heartbeat
     run_dir: Optional[str] = None
     run: Optional[str] = None
     instance: Optional[int] = None
@@ -45,7 +43,7 @@ class Process:
     phase: Optional[str] = None
     step: Optional[int] = None
     planned_steps: Optional[int] = None
-    samples_per_s: Optional[float] = None  # only while it makes steps
+    samples_per_s: Optional[float] = None  # only while steps are made
     waits_for: Optional[str] = None  # compiling, input, collective or nothing; None: not known
     changes: Tuple[Tuple[str, float], ...] = ()  # the last phases and when each began, in seconds since the epoch
 
@@ -63,11 +61,15 @@ class Snapshot:
 
     @property
     def free(self) -> Tuple[int, ...]:
-        """Returns the ids of the IPUs that are known to be free."""
+        """Returns the ids of the IPUs that are certainly free."""
         return tuple(ipu.id for ipu in self.ipus if ipu.free and ipu.id is not None)
 
-    def to_value(self) -> Dict[str, Any]:
-        """Returns it for a program: typed, with the units in the keys, None for what is not known."""
+    @property
+    def emulated(self) -> bool:
+        return self.sdk == "emulator"
+
+    def to_json(self) -> Dict[str, Any]:
+        """Returns the value for `--json`: typed, with units in the keys, None for what is not known."""
         return {
             "schema": SCHEMA,
             "time": utc(self.time),
@@ -86,79 +88,64 @@ class Snapshot:
         }
 
 
-class Watcher:
-    """Makes snapshots, and remembers what it takes to tell what has gone since the last one."""
+class SnapshotReader:
+    """Reads snapshots, and remembers the processes of the last one to notice which have ended."""
 
-    def __init__(self, reader: devices.Reader, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, reader: device_reader.DeviceReader, environ: Mapping[str, str] = os.environ) -> None:
         self._reader, self._environ = reader, environ
         self._commands: Dict[Tuple[int, Optional[str]], Optional[str]] = {}
         self._last: Dict[int, Process] = {}
-        self._left: Dict[int, Tuple[Process, float]] = {}  # those that hold no IPU any more, and were alive
+        self._released: Dict[int, Tuple[Process, float]] = {}  # alive, but without an IPU since then
         self._gone: Dict[int, Tuple[Process, float]] = {}
 
-    def look(self) -> Snapshot:
-        """Returns what is the case now."""
-        found = self._reader.look()
+    def read(self) -> Snapshot:
+        """Returns the present state of all IPUs and of the processes that use them."""
+        reading = self._reader.read()
         held: Dict[int, List[devices.Ipu]] = {}
-        for ipu in found.ipus:
+        for ipu in reading.ipus:
             if ipu.pid:
                 held.setdefault(ipu.pid, []).append(ipu)
-        processes = {pid: self._describe(pid, ipus, found.time) for pid, ipus in held.items()}
-        for process in self._without_ipus(list(processes.values()), found.time):
+        processes = {pid: self._describe(pid, ipus, reading.time) for pid, ipus in held.items()}
+        for process in _read_instances_without_ipus(list(processes.values()), reading.time):
             processes.setdefault(process.pid, process)
-        if found.problem is None:
-            self._note_gone(processes, found.time)
+        if reading.problem is None:
+            self._update_gone(processes, reading.time)
         shown = [*processes.values(), *(process for process, _ in self._gone.values())]
-        return Snapshot(found.time, self._reader.name, found.ipus, tuple(shown), self._reader.note, found.problem)
+        return Snapshot(
+            reading.time, self._reader.sdk_name, reading.ipus, tuple(shown), self._reader.note, reading.problem
+        )
 
     def _describe(self, pid: int, ipus: Sequence[devices.Ipu], now: float) -> Process:
         first = ipus[0]
-        command = self._command(pid, first)
-        status = heartbeat.find(pid, self._environ)
         ages = [ipu.heartbeat_age_s for ipu in ipus if ipu.heartbeat_age_s is not None]
-        started = _seconds(first.start_time)
-        return _judged(
-            Process(
-                pid=pid,
-                user=first.user,
-                command=command,
-                elapsed_s=None if started is None else max(0.0, now - started),
-                ipus=tuple(ipu.id for ipu in ipus if ipu.id is not None),
-                state=RUNNING,
-                silent_s=max(ages, default=None),
-            ),
-            status,
-            now,
+        started = _parse_time(first.start_time)
+        process = Process(
+            pid=pid,
+            user=first.user,
+            command=self._read_command(pid, first),
+            elapsed_s=None if started is None else max(0.0, now - started),
+            ipus=tuple(ipu.id for ipu in ipus if ipu.id is not None),
+            state=RUNNING,
+            silent_s=max(ages, default=None),
         )
+        return _add_run_status(process, heartbeat.find(pid, self._environ), now)
 
-    def _command(self, pid: int, ipu: devices.Ipu) -> Optional[str]:
+    def _read_command(self, pid: int, ipu: devices.Ipu) -> Optional[str]:
         key = (pid, ipu.start_time)
         if key not in self._commands:
             self._commands = {each: text for each, text in self._commands.items() if each[0] in self._last}
-            self._commands[key] = read_command(pid, _seconds(ipu.start_time)) or ipu.executable
+            self._commands[key] = process_info.read_command(pid, _parse_time(ipu.start_time)) or ipu.executable
         return self._commands[key]
 
-    def _without_ipus(self, processes: Sequence[Process], now: float) -> List[Process]:
-        """Returns the instances on this host, of the runs that are seen, which hold no IPU: not yet, or no more."""
-        host = socket.gethostname()
-        known = {process.pid for process in processes}
-        found = []
-        for folder in sorted({process.run_dir for process in processes if process.run_dir}):
-            for status in _read_run(folder):
-                if status.host == host and status.pid not in known:
-                    state = RUNNING if is_alive(status.pid) else GONE
-                    command = read_command(status.pid, None) if state == RUNNING else None
-                    found.append(_judged(Process(status.pid, None, command, None, (), state), status, now))
-        return found
-
-    def _note_gone(self, processes: Mapping[int, Process], now: float) -> None:
-        left = {pid: (process, now) for pid, process in self._last.items() if process.state != GONE}
-        left = {pid: each for pid, each in {**self._left, **left}.items() if pid not in processes}
-        alive = {pid for pid in left if is_alive(pid)}
-        for pid in left.keys() - alive:
-            gone = dataclasses.replace(left[pid][0], state=GONE, ipus=(), samples_per_s=None, waits_for=None)
+    def _update_gone(self, processes: Mapping[int, Process], now: float) -> None:
+        """Notes which processes have ended since the last snapshot; those are shown for some seconds more."""
+        missing = {pid: (process, now) for pid, process in self._last.items() if process.state != GONE}
+        missing = {pid: each for pid, each in {**self._released, **missing}.items() if pid not in processes}
+        alive = {pid for pid in missing if process_info.is_alive(pid)}
+        for pid in missing.keys() - alive:
+            gone = dataclasses.replace(missing[pid][0], state=GONE, ipus=(), samples_per_s=None, waits_for=None)
             self._gone[pid] = (gone, now)
-        self._left = {pid: left[pid] for pid in alive if now - left[pid][1] < _GONE_SHOWN_S}
+        self._released = {pid: missing[pid] for pid in alive if now - missing[pid][1] < _GONE_SHOWN_S}
         self._gone = {
             pid: (process, since)
             for pid, (process, since) in self._gone.items()
@@ -167,71 +154,54 @@ class Watcher:
         self._last = dict(processes)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has not ended; one that only waits to be reaped has."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    with contextlib.suppress(OSError, IndexError):
-        return _stat(pid)[0] not in ("Z", "X")
-    return True
-
-
-def is_under_way(status: heartbeat.Status, now: float) -> bool:
-    """Whether an instance has not ended: its process is there or, on another host, was heard of lately.
-
-    A process that began after the status was written is another one of the same number.
-    """
+def is_instance_running(status: heartbeat.Status, now: float) -> bool:
+    """Whether an instance has not ended: its process is alive or, on another host, had a heartbeat lately."""
     if status.host != socket.gethostname():
         return now - status.time <= STALE_S
-    if not is_alive(status.pid):
+    if not process_info.is_alive(status.pid):
         return False
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return _started(status.pid) <= status.time + STALE_S
+        return process_info.started_before(status.pid, status.time)
     return True
-
-
-def read_command(pid: int, attached: Optional[float]) -> Optional[str]:
-    """Returns a process's command line, if this machine shows it, and if the process is not younger than `attached`.
-
-    In a container the same number may be another process.
-    """
-    folder = Path(f"/proc/{pid}")
-    try:
-        if attached is not None and _started(pid) > attached + STALE_S:
-            return None
-        words = (folder / "cmdline").read_bytes()[:_MOST_COMMAND].rstrip(b"\0").split(b"\0")
-    except (OSError, ValueError, IndexError):
-        return None
-    return b" ".join(words).decode("utf-8", "backslashreplace") or None
 
 
 def utc(seconds: float) -> str:
-    """Returns a moment as ISO 8601 text."""
+    """Returns a time since the epoch as ISO 8601 text."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _judged(process: Process, status: Optional[heartbeat.Status], now: float) -> Process:
-    """Adds what the process's run tells, and how long it has told nothing."""
-    silences = [] if process.silent_s is None else [process.silent_s]
+def _read_instances_without_ipus(processes: Sequence[Process], now: float) -> List[Process]:
+    """Returns instances on this host that hold no IPU, not yet or no more, of the runs of these processes."""
+    host = socket.gethostname()
+    known = {process.pid for process in processes}
+    found = []
+    for folder in sorted({process.run_dir for process in processes if process.run_dir}):
+        for status in _read_run(folder):
+            if status.host == host and status.pid not in known:
+                state = RUNNING if process_info.is_alive(status.pid) else GONE
+                command = process_info.read_command(status.pid, None) if state == RUNNING else None
+                found.append(_add_run_status(Process(status.pid, None, command, None, (), state), status, now))
+    return found
+
+
+def _add_run_status(process: Process, status: Optional[heartbeat.Status], now: float) -> Process:
+    """Adds what the process's run reports, and how long ago its last heartbeat was."""
+    ages = [] if process.silent_s is None else [process.silent_s]
     if status is not None:
-        silences.append(max(0.0, now - status.time))
-    silent_s = max(silences, default=None)
+        ages.append(max(0.0, now - status.time))
+    silent_s = max(ages, default=None)
     state = process.state
     if state == RUNNING and silent_s is not None and silent_s > STALE_S:
         state = STALE
     process = dataclasses.replace(process, state=state, silent_s=silent_s)
     if status is None:
         return process
-    folder = _folder(status)
-    waits = "compiling" if status.phase == "compiling" else _WAITS.get(str(status.waits_for))
+    folder = _run_folder(status)
+    waits_for = "compiling" if status.phase == "compiling" else _WAITS.get(str(status.waits_for))
     rate = status.samples_per_s
-    moves = state == RUNNING and status.phase == "training" and status.still_s <= _STILL_S
-    told = moves and type(rate) in (int, float) and math.isfinite(rate or 0.0)
+    makes_steps = state == RUNNING and status.phase == "training" and status.still_s <= _STALLED_S
+    has_rate = makes_steps and type(rate) in (int, float) and math.isfinite(rate or 0.0)
     return dataclasses.replace(
         process,
         run_dir=str(folder),
@@ -241,8 +211,8 @@ def _judged(process: Process, status: Optional[heartbeat.Status], now: float) ->
         phase=status.phase,
         step=status.step,
         planned_steps=status.planned_steps or None,
-        samples_per_s=rate if told else None,
-        waits_for=waits if state == RUNNING else None,
+        samples_per_s=rate if has_rate else None,
+        waits_for=waits_for if state == RUNNING else None,
         changes=status.changes,
     )
 
@@ -250,12 +220,12 @@ def _judged(process: Process, status: Optional[heartbeat.Status], now: float) ->
 def _read_run(folder: str) -> List[heartbeat.Status]:
     try:
         return heartbeat.read_run(Path(folder))
-    except (OSError, ValueError):  # it is gone, or no path at all
+    except (OSError, ValueError):  # the folder is gone, or the text is not a path
         return []
 
 
-def _folder(status: heartbeat.Status) -> Path:
-    """Returns the run's folder; its process may have been started in another directory than this one."""
+def _run_folder(status: heartbeat.Status) -> Path:
+    """Returns the run's folder as an absolute path where possible; it may be relative to the run's own directory."""
     folder = Path(status.run_dir)
     if not folder.is_absolute() and status.host == socket.gethostname():
         with contextlib.suppress(OSError):
@@ -263,19 +233,8 @@ def _folder(status: heartbeat.Status) -> Path:
     return folder
 
 
-def _started(pid: int) -> float:
-    """Returns when a process began, in seconds since the epoch."""
-    since_boot = int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
-
-
-def _stat(pid: int) -> List[str]:
-    """Returns what the kernel tells of a process after its name, which may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-
-
-def _seconds(text: Optional[str]) -> Optional[float]:
-    """Returns the seconds since the epoch of a telemetry's moment."""
+def _parse_time(text: Optional[str]) -> Optional[float]:
+    """Returns the seconds since the epoch of an IPU's start time."""
     with contextlib.suppress(ValueError):
         moment = datetime.datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
         return moment.replace(tzinfo=datetime.timezone.utc).timestamp()

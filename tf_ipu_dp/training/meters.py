@@ -8,7 +8,7 @@ import os
 from typing import Callable, List, Optional, Tuple
 
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.monitoring.devices import Sampler, Usage
+from tf_ipu_dp.monitoring.sampler import Sampler, Usage
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord, finite
 from tf_ipu_dp.sdk import Sdk

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan
@@ -86,7 +87,8 @@ def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None)
         if lost_peers:
             again = "Start the run again: it resumes from its last checkpoint." if signals else "Start it again."
             raise cli.UsageError(
-                f"instance {instance} lost its peers: one of them has ended, or the network to it is down. {again}"
+                f"instance {instance} {failures.LOST_PEERS}: one of them has ended, or the network to it is down. "
+                f"{again}"
             ) from error
         raise
 

@@ -58,7 +58,7 @@ def test_metrics_carry_ipu_board_process_and_run_and_unknown_values_are_absent(s
     assert not [key for key in found if ("ipu", "4") in key and key[0] == "ipu_utilisation_ratio"]
 
 
-def test_an_ipu_of_an_unknown_process_is_attached_one_without_an_id_is_left_out_and_boards_tell_what_is_known(scrape):
+def test_an_unknown_owner_counts_as_attached_ipus_without_an_id_are_left_out_and_boards_have_their_known_values(scrape):
     ipus = [
         devices.Ipu(id=0, board_serial="b", user="ann"),
         devices.Ipu(id=1, board_serial="b", board_power_w=100.0),
@@ -73,7 +73,7 @@ def test_an_ipu_of_an_unknown_process_is_attached_one_without_an_id_is_left_out_
     assert found[("ipu_board_power_watts", ("board", "b"))] == 100.0
 
 
-def test_scrapes_are_answered_before_the_first_look_and_while_no_device_answers(scrape):
+def test_scrapes_are_answered_before_the_first_snapshot_and_while_no_device_answers(scrape):
     assert scrape()[("ipu_failed_samples_total",)] == 0.0
     silent = devices.Ipu(id=3, problem="gone")
     scrape.update(SNAPSHOT)
@@ -82,7 +82,7 @@ def test_scrapes_are_answered_before_the_first_look_and_while_no_device_answers(
     assert found[("ipu_failed_samples_total",)] == 1.0 and found[("ipu_up", ("board", ""), ("ipu", "3"))] == 0.0
 
 
-def test_time_at_work_is_added_up_between_scrapes(scrape, monkeypatch):
+def test_busy_time_is_accumulated_between_scrapes(scrape, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(exporter.time, "monotonic", lambda: now[0])
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_time_at_work_is_added_up_between_scrapes(scrape, monkeypatch):
     assert scrape()[("ipu_busy_seconds_total", ("board", 'b"1\n'), ("ipu", "3"))] == pytest.approx(0.75 * 6.0)
 
 
-def test_texts_that_are_no_unicode_do_not_end_the_answers(scrape):
+def test_labels_that_are_no_valid_unicode_are_escaped(scrape):
     scrape.update(snapshots.Snapshot(0.0, "poplar", (devices.Ipu(id=0, board_serial="\ud800"),), ()))
     assert ("ipu_up", ("board", "\\ud800"), ("ipu", "0")) in scrape()
 
@@ -101,11 +101,11 @@ def test_a_port_that_is_taken_is_refused_in_a_sentence():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(cli.UsageError, match=f"--export=127.0.0.1:{port} cannot be listened on .*another port"):
+        with pytest.raises(cli.UsageError, match=f"--export=127.0.0.1:{port} cannot be used .*another port"):
             exporter.serve(exporter.Collector(), "127.0.0.1", port)
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(scrape):
+def test_the_dashboard_queries_only_metrics_and_labels_that_exist(scrape):
     scrape.update(SNAPSHOT)
     keys = list(scrape())
     names = {key[0] for key in keys}

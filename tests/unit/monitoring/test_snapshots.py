@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp.monitoring import devices, snapshots
+from tf_ipu_dp.monitoring import device_reader, snapshots
 from tf_ipu_dp.runs import heartbeat
 
 HOLD = """
@@ -39,9 +39,8 @@ if sys.stdin.readline():
 
 
 @pytest.fixture
-def hold(tmp_path, monkeypatch):
+def hold(tmp_path, monkeypatch, emulator_dir):
     """Starts a process that holds two IPUs, as an instance of a run or as something else."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
     monkeypatch.setenv("IPU_EMULATOR_IPUS", "8")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     processes = []
@@ -60,22 +59,22 @@ def hold(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def watcher(hold):
-    return snapshots.Watcher(devices.open_reader("emulator"))
+def reader(hold):
+    return snapshots.SnapshotReader(device_reader.open_reader("emulator"))
 
 
-def test_nothing_running_is_a_partition_of_free_ipus(watcher):
-    snapshot = watcher.look()
+def test_nothing_running_is_a_partition_of_free_ipus(reader):
+    snapshot = reader.read()
     assert snapshot.free == tuple(range(8)) and snapshot.processes == () and snapshot.sdk == "emulator"
 
 
-def test_a_process_that_is_no_run_is_shown_with_its_command_and_nothing_else(watcher, hold):
+def test_a_process_that_is_no_run_is_shown_with_its_command_and_nothing_else(reader, hold):
     process = hold()
-    (found,) = watcher.look().processes
+    (found,) = reader.read().processes
     assert (found.pid, found.ipus, found.state, found.run) == (process.pid, (0, 1), "running", None)
     assert found.command.startswith(sys.executable) and found.command.endswith("training") and found.elapsed_s < 60
     assert found.user and found.waits_for is None
-    assert watcher.look().free == tuple(range(2, 8))
+    assert reader.read().free == tuple(range(2, 8))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +87,9 @@ def test_a_process_that_is_no_run_is_shown_with_its_command_and_nothing_else(wat
         ("-", "compiling", "compiling"),
     ],
 )
-def test_a_run_tells_where_it_is_and_what_it_waits_for(watcher, hold, tmp_path, waits, phase, shown):
+def test_a_run_shows_its_progress_and_what_it_is_waiting_for(reader, hold, tmp_path, waits, phase, shown):
     hold(tmp_path / "runs" / "a", waits=waits, phase=phase)
-    (found,) = watcher.look().processes
+    (found,) = reader.read().processes
     assert (found.run, found.instance, found.instances, found.phase) == ("a", 0, 2, phase)
     assert (found.step, found.planned_steps, found.waits_for) == (120, 640, shown)
 
@@ -99,30 +98,30 @@ def test_a_run_tells_where_it_is_and_what_it_waits_for(watcher, hold, tmp_path, 
     ("phase", "still_s", "shown"),
     [("training", 2.0, 1842.0), ("training", 60.0, None), ("evaluating", 0.0, None), ("saving", 0.0, None)],
 )
-def test_the_speed_is_told_only_while_steps_are_made(phase, still_s, shown):
+def test_the_speed_is_shown_only_while_steps_are_made(phase, still_s, shown):
     process = snapshots.Process(7, "ann", "x", 1.0, (0,), "running")
     status = heartbeat.Status("/runs/a", 0, 1, "h", 7, phase, 120, 640, 1842.0, None, still_s, time=100.0)
-    assert snapshots._judged(process, status, 100.5).samples_per_s == shown
+    assert snapshots._add_run_status(process, status, 100.5).samples_per_s == shown
 
 
-def test_the_folder_of_a_run_that_was_started_elsewhere_is_found(watcher, hold, tmp_path, monkeypatch):
+def test_the_folder_of_a_run_that_was_started_elsewhere_is_found(reader, hold, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     monkeypatch.setenv("PYTHONPATH", str(Path(snapshots.__file__).parents[2]))
     hold("runs/a")
     monkeypatch.chdir(tmp_path)
-    assert watcher.look().processes[0].run_dir == str(elsewhere / "runs" / "a")
+    assert reader.read().processes[0].run_dir == str(elsewhere / "runs" / "a")
 
 
-def test_an_instance_that_was_killed_is_gone_and_the_others_are_not(watcher, hold, tmp_path):
+def test_an_instance_that_was_killed_is_gone_and_the_others_are_not(reader, hold, tmp_path):
     hold(tmp_path / "a", instance=0)
     killed = hold(tmp_path / "a", instance=1)
-    watcher.look()
+    reader.read()
     killed.kill()
     killed.wait()
-    for fresh in (watcher, snapshots.Watcher(devices.open_reader("emulator"))):
-        snapshot = fresh.look()
+    for each in (reader, snapshots.SnapshotReader(device_reader.open_reader("emulator"))):
+        snapshot = each.read()
         assert [(each.instance, each.state, each.ipus) for each in snapshot.processes] == [
             (0, "running", (0, 1)),
             (1, "gone", ()),
@@ -130,78 +129,62 @@ def test_an_instance_that_was_killed_is_gone_and_the_others_are_not(watcher, hol
         assert 2 in snapshot.free
 
 
-def test_a_process_that_ends_between_two_looks_is_shown_as_gone(watcher, hold):
+def test_a_process_that_ends_between_two_snapshots_is_shown_as_gone(reader, hold):
     process = hold()
-    watcher.look()
+    reader.read()
     process.kill()
     process.wait()
-    assert [(each.pid, each.state) for each in watcher.look().processes] == [(process.pid, "gone")]
+    assert [(each.pid, each.state) for each in reader.read().processes] == [(process.pid, "gone")]
 
 
 @pytest.mark.parametrize(("later_s", "shown"), [(0, ["gone"]), (11, [])])
-def test_a_process_that_ends_soon_after_it_gave_its_ipus_back_is_shown_as_gone(
-    watcher, hold, monkeypatch, later_s, shown
+def test_a_process_that_ends_soon_after_it_released_its_ipus_is_shown_as_gone(
+    reader, hold, monkeypatch, later_s, shown
 ):
     process = hold()
-    watcher.look()
+    reader.read()
     process.stdin.write("release\n")
     process.stdin.flush()
     assert process.stdout.readline() == "released\n"
-    assert watcher.look().processes == ()
+    assert reader.read().processes == ()
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + later_s)
-    assert watcher.look().processes == ()
+    assert reader.read().processes == ()
     process.kill()
     process.wait()
-    assert [each.state for each in watcher.look().processes] == shown
+    assert [each.state for each in reader.read().processes] == shown
 
 
-def test_a_process_that_is_stopped_is_stale_after_five_seconds(watcher, hold, tmp_path, monkeypatch):
+def test_a_process_that_is_stopped_is_stale_after_five_seconds(reader, hold, tmp_path, monkeypatch):
     process = hold(tmp_path / "a")
     process.send_signal(signal.SIGSTOP)
     monotonic, now = time.monotonic, time.time
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 7)
     monkeypatch.setattr(time, "time", lambda: now() + 7)
-    (found,) = watcher.look().processes
+    (found,) = reader.read().processes
     assert (found.state, found.samples_per_s, found.waits_for) == ("stale", None, None) and found.silent_s > 5
     process.send_signal(signal.SIGCONT)
 
 
-def test_a_run_of_this_host_is_under_way_as_long_as_its_process_and_another_while_it_tells(hold, tmp_path, monkeypatch):
+def test_a_run_of_this_host_lasts_as_long_as_its_process_and_another_while_it_has_heartbeats(hold, tmp_path):
     run = tmp_path / "a"
     process = hold(run)
     process.send_signal(signal.SIGSTOP)
     (status,) = heartbeat.read_run(run)
     elsewhere = dataclasses.replace(status, host=f"not-{status.host}")
-    monkeypatch.setattr(snapshots, "STALE_S", 0.2)
-    time.sleep(0.5)
-    assert snapshots.is_under_way(status, time.time()) and not snapshots.is_under_way(elsewhere, time.time())
-    assert snapshots.is_under_way(elsewhere, elsewhere.time + 0.1)
+    later = status.time + snapshots.STALE_S + 1
+    assert snapshots.is_instance_running(status, later) and not snapshots.is_instance_running(elsewhere, later)
+    assert snapshots.is_instance_running(elsewhere, elsewhere.time + 0.1)
     younger = dataclasses.replace(status, time=status.time - 10**6)
-    assert not snapshots.is_under_way(younger, time.time()), "its number was given to another process"
+    assert not snapshots.is_instance_running(younger, time.time()), "its number was given to another process"
     process.kill()
     process.wait()
-    assert not snapshots.is_under_way(status, status.time)
+    assert not snapshots.is_instance_running(status, status.time)
 
 
-def test_a_zombie_is_not_alive_and_pid_1_is(hold):
-    process = hold()
-    process.kill()
-    deadline = time.monotonic() + 60
-    while snapshots.is_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not snapshots.is_alive(process.pid) and snapshots.is_alive(1)
-
-
-def test_the_command_of_a_younger_process_of_the_same_number_is_not_taken():
-    assert snapshots.read_command(os.getpid(), time.time()) is not None
-    assert snapshots.read_command(os.getpid(), time.time() - 10**6) is None
-    assert snapshots.read_command(2**22 + 1, None) is None
-
-
-def test_the_value_for_programs_is_json_with_units_and_nulls(watcher, hold, tmp_path):
+def test_the_value_for_programs_is_json_with_units_and_nulls(reader, hold, tmp_path):
     hold(tmp_path / "a")
-    value = json.loads(json.dumps(watcher.look().to_value()))
+    value = json.loads(json.dumps(reader.read().to_json()))
     assert value["schema"] == 1 and value["time"].endswith("Z")
     ipu, process = value["ipus"][0], value["processes"][0]
     assert ipu["power_w"] is None and type(ipu["clock_mhz"]) is float and ipu["other"]["target"] == "Fabric"
@@ -209,8 +192,7 @@ def test_the_value_for_programs_is_json_with_units_and_nulls(watcher, hold, tmp_
     assert process["ipus"] == [0, 1] and process["run_dir"] == str(Path(tmp_path / "a"))
 
 
-def test_looking_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
-    snapshots.Watcher(devices.open_reader("emulator")).look()
+def test_reading_a_snapshot_writes_nothing(tmp_path, emulator_dir):
+    snapshots.SnapshotReader(device_reader.open_reader("emulator")).read()
     assert list(tmp_path.iterdir()) == []
     assert heartbeat.find(os.getpid(), {"XDG_RUNTIME_DIR": str(tmp_path)}) is None

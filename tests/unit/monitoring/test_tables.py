@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp.monitoring import devices, snapshots, tables
+from tf_ipu_dp.monitoring import devices, snapshots, tables, text_layout
+from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 
 IPU = devices.Ipu(
     id=0, board_type="M2000", board_serial="0001", clock_mhz=1330.0, utilisation_pct=99.96,
@@ -36,9 +37,9 @@ def plain(text):
 
 
 def test_the_tables_read_like_this_in_a_pipe():
-    text = tables.render(snapshot(IPU, IDLE, SILENT), tables.Look(), {"a": "Held back by its input: 30 %."})
+    text = tables.render(snapshot(IPU, IDLE, SILENT), DisplayOptions(), {"a": "Input is the bottleneck: 30 %."})
     assert text == (
-        "3 IPUs (Poplar SDK), 1 in use, 1 free, 1 without an answer, those in use 100 % busy\n"
+        "3 IPUs (Poplar SDK), 1 in use (100 % busy), 1 free, 1 not answering\n"
         "\n"
         "IPU  Board  Type   Clock MHz  Util %  Session %  Die C  Power W  Board C  Board W  Errors  Owner\n"
         "  0  0001   M2000      1,330   100.0       87.5   31.2     40.9     29.6    114.7  none    ann 4711\n"
@@ -46,31 +47,31 @@ def test_the_tables_read_like_this_in_a_pipe():
         "  2  0002   M2000          -       -          -      -        -        -        -  -       "
         "no answer: link down\n"
         "\n"
-        " PID  User      Time  IPUs  State     Run  Instance     Step  Samples/s  Waits for   Command\n"
-        "4711  ann   01:02:05  0     training  a      0 of 2  120/640      1,842  collective  "
+        " PID  User      Time  IPUs  State     Run  Instance     Step  Samples/s  Waiting for  Command\n"
+        "4711  ann   01:02:05  0     training  a      0 of 2  120/640      1,842  collective   "
         "python -m tf_ipu_dp.train --ipus=1\n"
         "\n"
-        "a: Held back by its input: 30 %.\n"
+        "a: Input is the bottleneck: 30 %.\n"
         "IPU 2 does not answer: link down.\n"
         "Power and temperature are reported only while an application runs.\n"
     )
 
 
 def test_missing_power_of_an_ipu_in_use_is_explained():
-    text = tables.render(snapshot(dataclasses.replace(IPU, power_w=None)), tables.Look())
+    text = tables.render(snapshot(dataclasses.replace(IPU, power_w=None)), DisplayOptions())
     assert text.count("GCDA_MONITOR=1") == 1
 
 
-def test_what_belongs_to_a_board_is_shown_once_by_whichever_of_its_ipus_tells_it():
+def test_values_of_a_board_are_shown_once_whichever_of_its_ipus_reports_them():
     mute = dataclasses.replace(IPU, board_temp_c=None, board_power_w=None)
-    text = tables.render(snapshot(mute, IDLE, dataclasses.replace(SILENT, board_serial="0001")), tables.Look())
+    text = tables.render(snapshot(mute, IDLE, dataclasses.replace(SILENT, board_serial="0001")), DisplayOptions())
     assert re.search(r"^  0 .* 29\.6 +114\.7  none ", text, re.MULTILINE)
     assert text.count("29.6") == text.count("114.7") == 1 and "GCDA" not in text
 
 
-def test_what_belongs_to_a_board_is_shown_once_with_a_device_of_no_known_board_in_its_middle():
+def test_values_of_a_board_are_shown_once_around_a_device_without_a_known_board():
     unknown = dataclasses.replace(IDLE, id=1, board_serial=None, board_temp_c=1.0, board_power_w=2.0)
-    text = tables.render(snapshot(IPU, unknown, dataclasses.replace(IPU, id=2)), tables.Look())
+    text = tables.render(snapshot(IPU, unknown, dataclasses.replace(IPU, id=2)), DisplayOptions())
     assert text.count("29.6") == text.count("114.7") == text.count("0001") == 1
 
 
@@ -79,22 +80,27 @@ def test_every_dash_has_its_reason():
     bare = dataclasses.replace(bare, error_state=None, host_link_errors=None, link_errors=None, user=None)
     runs = [dataclasses.replace(PROCESS, samples_per_s=None, waits_for=None), dataclasses.replace(PROCESS, run=None)]
     idle = dataclasses.replace(IDLE, board_serial="0002")
-    text = tables.render(snapshot(bare, idle, processes=runs), tables.Look())
-    assert "Where there is a dash, the driver does not report it: Type, Clock, Session, Errors, Owner.\n" in text
-    for reason in ("need GCDA_MONITOR=1", "only while an application runs", "of this user's runs", "after the first"):
+    text = tables.render(snapshot(bare, idle, processes=runs), DisplayOptions())
+    assert "A dash means that the driver does not report the value: Type, Clock, Session, Errors, Owner.\n" in text
+    for reason in (
+        "need GCDA_MONITOR=1",
+        "only while an application runs",
+        "this user's tf_ipu_dp runs",
+        "after the first",
+    ):
         assert text.count(reason) == 1, reason
-    assert "What a run waits for is known on the emulator alone" in text
+    assert "What a run is waiting for is reported by the emulator, but not by the Poplar SDK" in text
 
 
 def test_an_emulated_ipu_that_was_just_attached_is_not_called_unreported():
     new = dataclasses.replace(IPU, board_variant="emulated", utilisation_pct=None, session_utilisation_pct=None)
-    text = tables.render(snapshot(new, sdk="emulator"), tables.Look())
-    assert "is known a second after its process has attached" in text and "the driver" not in text
+    text = tables.render(snapshot(new, sdk="emulator"), DisplayOptions())
+    assert "is known one second after a process attaches" in text and "the driver" not in text
 
 
 def test_the_emulator_says_so_and_why():
     emulated = dataclasses.replace(IDLE, board_variant="emulated")
-    text = tables.render(snapshot(emulated, processes=(), sdk="emulator", note="no SDK"), tables.Look())
+    text = tables.render(snapshot(emulated, processes=(), sdk="emulator", note="no SDK"), DisplayOptions())
     assert "Emulated: these IPUs are this host's CPU; no SDK.\n" in text and "GCDA" not in text
 
 
@@ -108,30 +114,36 @@ def test_the_emulator_says_so_and_why():
     ],
 )
 def test_a_process_is_shown_in_its_state(changes, state):
-    text = tables.render(snapshot(IPU, processes=[dataclasses.replace(PROCESS, **changes)]), tables.Look())
+    text = tables.render(snapshot(IPU, processes=[dataclasses.replace(PROCESS, **changes)]), DisplayOptions())
     assert re.search(rf"01:02:05  0 +{state} +a ", text)
+
+
+def test_a_stale_process_has_a_note_with_its_number_and_the_time_since_its_last_heartbeat():
+    stale = dataclasses.replace(PROCESS, state="stale", silent_s=7.4)
+    text = tables.render(snapshot(IPU, processes=[stale]), DisplayOptions())
+    assert "No heartbeat for 7 s: process 4711 or its host is stopped or stuck.\n" in text
 
 
 @given(st.text(min_size=1, max_size=30), st.text(max_size=30), st.text(max_size=30))
 def test_nothing_in_a_name_a_phase_or_a_command_moves_the_cursor_or_hides(user, phase, command):
     process = dataclasses.replace(PROCESS, user=user, phase=phase, command=f"x{command}")
-    text = tables.render(snapshot(dataclasses.replace(IPU, user=user), processes=[process]), tables.Look())
+    text = tables.render(snapshot(dataclasses.replace(IPU, user=user), processes=[process]), DisplayOptions())
     assert all(each == "\n" or each.isprintable() for each in text)
-    assert len(text.splitlines()) == len(tables.render(snapshot(IPU), tables.Look()).splitlines())
+    assert len(text.splitlines()) == len(tables.render(snapshot(IPU), DisplayOptions()).splitlines())
 
 
 def test_control_characters_and_markup_are_shown_as_they_are_written():
     process = dataclasses.replace(PROCESS, command="rm \x1b[31m[red]x[/red]\n\u202e")
-    assert "rm \\x1b[31m[red]x[/red]\\n\\u202e\n" in tables.render(snapshot(IPU, processes=[process]), tables.Look())
+    assert "rm \\x1b[31m[red]x[/red]\\n\\u202e\n" in tables.render(snapshot(IPU, processes=[process]), DisplayOptions())
 
 
 def test_on_a_terminal_there_are_bars_and_colours_and_no_line_is_too_long():
-    text = tables.render(snapshot(IPU, IDLE, SILENT), tables.Look(width=120, bars=True, colour=True))
+    text = tables.render(snapshot(IPU, IDLE, SILENT), DisplayOptions(width=120, bars=True, colour=True))
     assert "\x1b[32m████████\x1b[0m" in text and max(map(len, plain(text).splitlines())) <= 120
-    narrow = plain(tables.render(snapshot(IPU, IDLE, SILENT), tables.Look(width=60, bars=True, colour=True)))
+    narrow = plain(tables.render(snapshot(IPU, IDLE, SILENT), DisplayOptions(width=60, bars=True, colour=True)))
     assert max(map(len, narrow.splitlines())) <= 60
-    assert all(title in narrow for title in ("Util %", "Owner", "Step", "Waits for"))
-    ascii_only = tables.render(snapshot(IPU), tables.Look(width=120, bars=True, unicode=False))
+    assert all(title in narrow for title in ("Util %", "Owner", "Step", "Waiting for"))
+    ascii_only = tables.render(snapshot(IPU), DisplayOptions(width=120, bars=True, unicode=False))
     assert ascii_only.isascii() and "########" in ascii_only
 
 
@@ -147,22 +159,27 @@ def many(count, busy):
 def test_a_screen_has_exactly_its_height_and_never_more_than_its_width(width, height, count, busy, processes, unicode):
     rows = [dataclasses.replace(PROCESS, pid=n, command="日本 " * 30) for n in range(processes)]
     history = {n: [50.0, None, 100.0] for n in range(count)}
-    look = tables.Look(width=width, bars=True, unicode=unicode)
+    options = DisplayOptions(width=width, bars=True, unicode=unicode)
     shown = tables.render_screen(
-        snapshot(*many(count, busy), processes=rows), look, height, history, "q quit", {"a": "Held back."}
+        snapshot(*many(count, busy), processes=rows),
+        options,
+        height,
+        history,
+        "q quit",
+        {"a": "Input is the bottleneck."},
     )
     assert len(shown) == max(height, 4) and shown[-1].startswith("q quit")
     if unicode:
-        assert max(map(tables.cell_width, shown)) <= max(width, 20)
+        assert max(map(text_layout.cell_width, shown)) <= max(width, 20)
 
 
 def test_a_small_screen_shows_every_busy_ipu_and_names_the_free_ones():
-    rows = tables.render_screen(snapshot(*many(64, 8)), tables.Look(120), 30, {0: [1.0]}, "", {})
+    rows = tables.render_screen(snapshot(*many(64, 8)), DisplayOptions(120), 30, {0: [1.0]}, "", {})
     assert "free: IPU 8-63" in rows and any(row.startswith("  7 ") for row in rows)
-    grid = tables.render_screen(snapshot(*many(64, 64)), tables.Look(120), 30, {}, "", {})
+    grid = tables.render_screen(snapshot(*many(64, 64)), DisplayOptions(120), 30, {}, "", {})
     assert {int(each) for each in re.findall(r"(\d+) +\d+\.\d\b", "\n".join(grid[2:]))} >= set(range(64))
-    hopeless = tables.render_screen(snapshot(*many(64, 64)), tables.Look(20), 8, {}, "", {})
-    assert " ".join(hopeless[1:5]) == "The terminal is too small for so many IPUs; --json has them all."
+    hopeless = tables.render_screen(snapshot(*many(64, 64)), DisplayOptions(20), 8, {}, "", {})
+    assert " ".join(hopeless[1:5]) == "The terminal is too small for so many IPUs; --json lists them all."
     assert hopeless[6].startswith("4711  0 ")
 
 
@@ -171,7 +188,7 @@ def test_a_small_screen_shows_every_busy_ipu_and_names_the_free_ones():
 def test_a_screen_shows_as_many_processes_as_fit_and_counts_the_others(width, height, ipus):
     runs = [dataclasses.replace(PROCESS, pid=5000 + n) for n in range(14)]
     shown = tables.render_screen(
-        snapshot(*many(ipus, ipus), processes=runs), tables.Look(width), height, {}, "q quit", {}
+        snapshot(*many(ipus, ipus), processes=runs), DisplayOptions(width), height, {}, "q quit", {}
     )
     listed = sum(row.startswith("50") for row in shown)
     said = re.fullmatch(r"and (\d+)(?: more)? process(?:es)?", shown[-2])
@@ -179,22 +196,8 @@ def test_a_screen_shows_as_many_processes_as_fit_and_counts_the_others(width, he
     assert not (said and listed) or "" not in shown, "no line is left empty while something is left out"
 
 
-def test_a_sparkline_has_a_character_per_sample():
-    assert tables.sparkline([0.0, 50.0, None, 100.0, 130.0]).lstrip() == "▁▅ ██"
-    assert len(tables.sparkline([1.0] * 500)) == len(tables.sparkline([]))
-
-
-@given(st.sets(st.integers(0, 200)))
-def test_ranges_of_ids_can_be_read_back(ids):
-    found = set()
-    for part in filter(None, tables.id_ranges(ids).split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    assert found == ids
-
-
-def test_health_is_told_with_the_event():
+def test_faults_are_shown_with_the_last_event():
     assert tables.render_health(["IPU 3: parity"], {"severity": "error", "pid": "1"}, "/e", 4, False) == (
-        "wrong  IPU 3: parity\n\nLast application event\n  severity  error\n  pid       1\n"
+        "fault  IPU 3: parity\n\nLast application event\n  severity  error\n  pid       1\n"
     )
-    assert tables.render_health([], {}, None, 1, True).startswith("1 IPU checked, nothing is wrong.\n")
+    assert tables.render_health([], {}, None, 1, True).startswith("1 IPU checked, no faults found.\n")

@@ -16,7 +16,7 @@ def test_the_table_and_the_drawing_read_like_this():
     run = plan_words("--dataset=cifar10", "--ipus=8", "--pipeline_stages=2", "--instances=2", "--hosts=a,b")
     text = report.render_plan(run, width=100)
     assert text == (
-        "tf_ipu_dp 0.1.0: plan for 4 replicas on 8 IPUs\n"
+        "tf_ipu_dp 0.2.0: plan for 4 replicas on 8 IPUs\n"
         "\n"
         "Parameters           549,402  cnn, group norm, 32 x 32 x 3 to 10 classes\n"
         "Training samples      50,000  cifar10\n"

@@ -41,9 +41,7 @@ def test_what_is_not_reported_is_a_dash():
 
 
 def test_a_run_that_was_interrupted_says_how_to_resume_and_early_stopping_has_a_verdict_too():
-    signal = records.StopReason(
-        records.StopReason.SIGNAL, True, "SIGTERM after step 40. Resume with --run_dir=a."
-    )
+    signal = records.StopReason(records.StopReason.SIGNAL, True, "SIGTERM after step 40. Resume with --run_dir=a.")
     text = result_report.render_result(make_result(stopped=signal), 100)
     assert text.endswith("\nStopped: SIGTERM after step 40. Resume with --run_dir=a.\n")
     early = records.StopReason(records.StopReason.EARLY_STOPPING, False, "Validation loss has not improved.")

@@ -43,20 +43,20 @@ def refusal(run_dir, **options):
     return sentence
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path):
     with open_folder(tmp_path / "run") as opened:
         yield opened
 
 
-@pytest.fixture()
+@pytest.fixture
 def with_sample_records():
     """Returns an environment in which another process can import the module of samples."""
     paths = [str(Path(sample_records.__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-@pytest.fixture()
+@pytest.fixture
 def small_disk(tmp_path, with_sample_records):
     """Returns what runs a program where `tmp_path / "small"` is a file system of 64 KB."""
     small = tmp_path / "small"

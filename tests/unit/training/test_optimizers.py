@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp.config.recipe import OPTIMIZERS
-from tf_ipu_dp.emulator.keras import names
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.training import optimizers
 
-names.add_to_keras()
+on_import.apply_patches()
 POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 TOLERANCE = {"16.32": 0.01, "16.16": 0.1}
 X = np.random.RandomState(0).randn(64, 5).astype("float32")

@@ -1,10 +1,10 @@
 """The emulated partition: which IPUs there are, and which process holds them. Standard library only.
 
-A directory in the user's runtime directory stands for the partition. Every attachment is a file that its owner keeps
-locked; the kernel drops the lock when the owner ends, however it ends, so a dead owner's IPUs are free at once. Changes
-are made under one lock of the whole partition, so that askers see each other's attachments whole or not at all. Once a
-second an owner tells in its file that it is alive and what its IPUs have done. poprun keeps a block of IPUs for its
-instances in the same way, so that jobs beside each other get different ones.
+The partition is a directory in the user's runtime directory. Every attachment is a file that its owner keeps locked;
+the kernel drops the lock when the owner ends, however it ends, so a dead owner's IPUs are free at once. Changes are
+made under one lock of the whole partition, so that no process sees an attachment half written. Once a second an owner
+writes a heartbeat into its file, and how busy its IPUs have been. poprun reserves a block of IPUs for its instances in
+the same way, so that jobs that run at the same time get different ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 DEFAULT_IPUS = 64
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 BLOCK = "IPU_EMULATOR_BLOCK"
 _LOCK = "partition.lock"
 _MOST_OWNER_BYTES = 1 << 23
@@ -36,11 +36,11 @@ _LOCK_POLL_S = 0.002
 
 
 class RegistryError(Exception):
-    """The registry itself cannot be used: its directory is not ours, not private, or holds what we did not write."""
+    """The registry itself cannot be used: its directory is not ours or not private, or has files that are not ours."""
 
 
 class NoSuchDeviceError(Exception):
-    """The partition has no such device, busy or not."""
+    """The partition has no such device, free or not."""
 
 
 class DeviceBusyError(Exception):
@@ -49,7 +49,7 @@ class DeviceBusyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What `select_ipus` and `auto_select_ipus` choose from: a single IPU or an aligned group of them."""
+    """What `select_ipus` and `auto_select_ipus` choose from: a single IPU or an aligned group of IPUs."""
 
     id: int
     ipus: Tuple[int, ...]
@@ -69,17 +69,17 @@ class Owner:
 
 @dataclasses.dataclass(frozen=True)
 class Meter:
-    """What an owner's IPUs have done up to its last beat. Times are of the machine's monotonic clock, in seconds."""
+    """How busy an owner's IPUs have been up to its last heartbeat, in seconds of the machine's monotonic clock."""
 
     attached: float
-    beat: float
+    heartbeat: float
     busy: float = 0.0
     waiting: float = 0.0  # for input, inside executions
 
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """An owner, what its IPUs have done, and what they had done a beat or two earlier."""
+    """An owner, how busy its IPUs have been, and how busy they had been a heartbeat or two earlier."""
 
     owner: Owner
     meter: Meter
@@ -96,10 +96,10 @@ class Holding:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Holding:
-        """Reads it back; ValueError, TypeError or KeyError for what is no such content."""
+        """Reads it back; raises ValueError, TypeError or KeyError for other content."""
         line, _, record = content.partition(b"\n")
         numbers = [float(word) for word in line.split()]
-        if len(numbers) == 3:  # a process of an earlier release, which told when it was attached and how long it worked
+        if len(numbers) == 3:  # from an earlier release: when it was attached, and how long it was busy
             numbers = 2 * [numbers[0], numbers[0], numbers[1], 0.0]
         if len(numbers) != 8 or not all(map(math.isfinite, numbers)):
             raise ValueError("no meters")
@@ -116,45 +116,45 @@ class Holding:
 
 
 class Attachment:
-    """IPUs held by this process, until `release` or the end of the process. It tells the others what they do."""
+    """IPUs held by this process, until `release` or the end of the process; other processes see how busy they are."""
 
     def __init__(self, partition: Partition, device: Device, owner: Owner, path: Path, handle: int) -> None:
         self.device = device
         self._partition, self._owner, self._path, self._handle = partition, owner, path, handle
         now = time.monotonic()
-        self._told = Meter(now, now)  # without the running execution
-        self._earlier = self._beaten = self._told
+        self._finished = Meter(now, now)  # without the running execution
+        self._earlier = self._last = self._finished
         self._executing_since = 0.0  # 0 between executions
         self._waited: Callable[[], float] = float
         self._guard = threading.Lock()
-        os.pwrite(handle, Holding(owner, self._told, self._told).to_bytes(), 0)
+        os.pwrite(handle, Holding(owner, self._finished, self._finished).to_bytes(), 0)
 
     def begin_execution(self, waited: Callable[[], float] = float) -> None:
-        """Says that the IPUs start to work. While they do, `waited` tells for how long they have waited."""
+        """Records that an execution starts. While it runs, `waited` returns the seconds it has waited for input."""
         with self._guard:
             self._waited, self._executing_since = waited, time.monotonic()
-            self._tell()
+            self._write()
 
     def end_execution(self, waited: float) -> None:
-        """Says that the IPUs have worked, but for some seconds of waiting."""
+        """Records that the execution has ended, and for how many seconds it waited for input."""
         with self._guard:
-            self._told = self._including(time.monotonic(), waited)
+            self._finished = self._including(time.monotonic(), waited)
             self._executing_since = 0.0
-            self._tell()
+            self._write()
 
     def read(self) -> Holding:
-        """Returns what the others would see if it were told now."""
+        """Returns what other processes would see if it were written now."""
         with self._guard:
             return Holding(self._owner, self._now(), self._earlier)
 
-    def beat(self) -> None:
-        """Tells where a long execution is, and that this process is alive."""
+    def write_heartbeat(self) -> None:
+        """Records how far a long execution is, and that this process is alive."""
         with self._guard:
-            self._earlier = self._beaten
-            self._beaten = self._tell()
+            self._earlier = self._last
+            self._last = self._write()
 
     def release(self) -> None:
-        """Gives the IPUs back. Doing it twice is harmless, as it is in a forked worker, which does not hold them."""
+        """Releases the IPUs. Harmless when called twice, or in a forked worker, which does not hold them."""
         if self._handle < 0:
             return
         if os.getpid() != self._owner.pid:
@@ -164,11 +164,11 @@ class Attachment:
         with self._partition.locked(), self._guard:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
-            _HELD.pop(self._path, None)
+            _ATTACHED.pop(self._path, None)
             os.close(self._handle)
             self._handle = -1
 
-    def _tell(self) -> Meter:
+    def _write(self) -> Meter:
         meter = self._now()
         if self._handle >= 0:
             os.pwrite(self._handle, Holding(self._owner, meter, self._earlier).to_line(), 0)
@@ -177,22 +177,22 @@ class Attachment:
     def _now(self) -> Meter:
         now = time.monotonic()
         if not self._executing_since:
-            return dataclasses.replace(self._told, beat=now)
+            return dataclasses.replace(self._finished, heartbeat=now)
         try:
             waited = self._waited()
-        except Exception:  # the program's own TensorFlow answers, perhaps not to every thread
+        except Exception:  # TensorFlow may not answer to this thread
             waited = 0.0
         return self._including(now, waited)
 
     def _including(self, now: float, waited: float) -> Meter:
         """Returns the meter with the running execution up to now."""
-        told, spent = self._told, max(0.0, now - self._executing_since)
+        before, spent = self._finished, max(0.0, now - self._executing_since)
         waited = min(max(0.0, waited), spent)
-        return Meter(told.attached, now, told.busy + spent - waited, told.waiting + waited)
+        return Meter(before.attached, now, before.busy + spent - waited, before.waiting + waited)
 
 
-class _Pulse:
-    """A thread that beats for all attachments of this process, while there are any."""
+class _HeartbeatThread:
+    """A thread that writes the heartbeats of all attachments of this process, while there are any."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -206,37 +206,37 @@ class _Pulse:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread before the interpreter takes TensorFlow away from under it."""
+        """Ends the thread before the interpreter unloads TensorFlow, which it uses."""
         self._stopped.set()
         if self._thread:
-            self._thread.join(BEAT_S)
+            self._thread.join(HEARTBEAT_S)
 
-    def forget(self) -> None:
-        """Lets a forked process begin anew: the thread and the attachments are its parent's."""
+    def reset_in_child(self) -> None:
+        """Resets a forked process: the thread and the attachments are its parent's."""
         self.__init__()  # type: ignore[misc]
-        _HELD.clear()
-        _KEPT.clear()
+        _ATTACHED.clear()
+        _RESERVED.clear()
 
     def _run(self) -> None:
-        while not self._stopped.wait(BEAT_S):
+        while not self._stopped.wait(HEARTBEAT_S):
             with self._guard:
-                held = list(_HELD.values())
+                held = list(_ATTACHED.values())
                 if not held:
                     self._thread = None
                     return
             for attachment in held:
                 with contextlib.suppress(OSError):
-                    attachment.beat()
+                    attachment.write_heartbeat()
 
 
 # What this process holds. A POSIX lock is dropped when its owner closes any handle of the file, so own files are never
 # opened again; and unlike flock it is not inherited by forked workers, which may outlive the owner.
-_HELD: Dict[Path, Attachment] = {}
-_KEPT: Dict[Path, Tuple[range, int]] = {}  # blocks, with the handles of their files
+_ATTACHED: Dict[Path, Attachment] = {}
+_RESERVED: Dict[Path, Tuple[range, int]] = {}  # blocks of IPUs, with the handles of their files
 _NUMBERS = itertools.count()
-_PULSE = _Pulse()
-atexit.register(_PULSE.stop)
-os.register_at_fork(after_in_child=_PULSE.forget)
+_HEARTBEAT = _HeartbeatThread()
+atexit.register(_HEARTBEAT.stop)
+os.register_at_fork(after_in_child=_HEARTBEAT.reset_in_child)
 
 
 class Partition:
@@ -244,7 +244,7 @@ class Partition:
 
     def __init__(self, size: int, folder: Path, block: range = range(0)) -> None:
         self.size, self.folder = size, folder
-        self.block = block  # that is kept for this process's job, if it is poprun's
+        self.block = block  # that poprun has reserved for the job of this process
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Partition:
@@ -260,7 +260,7 @@ class Partition:
         return cls(int(text), folder, _parse_block(environ.get(BLOCK, "")))
 
     def devices(self) -> List[Device]:
-        """Returns all devices in the order of their ids: single IPUs first, then pairs, fours and so on."""
+        """Returns all devices in the order of their ids: single IPUs first, then groups of 2, 4 and so on."""
         found: List[Device] = []
         width = 1
         while width <= self.size:
@@ -270,7 +270,7 @@ class Partition:
         return found
 
     def find(self, *, count: Optional[int] = None, device_id: Optional[int] = None) -> List[Device]:
-        """Returns the devices of so many IPUs, or the one with an id, free or not."""
+        """Returns the devices of `count` IPUs, or the one with an id, free or not."""
         found = [device for device in self.devices() if device.id == device_id or len(device.ipus) == count]
         if not found:
             sizes = ", ".join(str(1 << e) for e in range(self.size.bit_length()))
@@ -279,32 +279,32 @@ class Partition:
         return found
 
     def attach(self, *, count: Optional[int] = None, device_id: Optional[int] = None) -> Attachment:
-        """Takes the first free device of so many IPUs, or the one with an id."""
+        """Attaches the first free device of `count` IPUs, or the one with an id."""
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
             held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
-            kept = set(self._read_blocks()) - set(self.block) if device_id is None else set()
-            free = [device for device in wanted if (held | kept).isdisjoint(device.ipus)]
-            free.sort(key=lambda device: device.ipus[0] not in self.block)  # and else in their order
+            reserved = set(self._read_blocks()) - set(self.block) if device_id is None else set()
+            free = [device for device in wanted if (held | reserved).isdisjoint(device.ipus)]
+            free.sort(key=lambda device: device.ipus[0] not in self.block)  # devices of the own block first
             if not free:
-                others = f", {len(kept - held)} kept for other jobs" if kept - held else ""
+                others = f", {len(reserved - held)} reserved for other jobs" if reserved - held else ""
                 raise DeviceBusyError(
                     f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes{others}"
                 )
             return self._hold(free[0], replicas=len(free[0].ipus))
 
     def keep(self, count: int, job: str) -> Optional[range]:
-        """Keeps the first free block of so many IPUs for a job while this process lives; None where there is none.
+        """Reserves the first free block of `count` IPUs for a job while this process lives; None if there is none.
 
-        A job within a job has its place there. Who asks for the same job, under another name of this machine, gets the
-        same block.
+        A job that is started within a job uses that job's block. A second call for the same job, as when hosts are
+        two names of one machine, returns the same block.
         """
         if len(self.block) >= count:
             return self.block[:count]
         path = self.folder / f"job-{job}"
         with self.locked():
-            if path in _KEPT:
-                return _KEPT[path][0]
+            if path in _RESERVED:
+                return _RESERVED[path][0]
             if path.exists():
                 found = self._read_block(path)
                 if found:
@@ -317,15 +317,15 @@ class Partition:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(handle, render_block(block).encode(), 0)
-            _KEPT[path] = (block, handle)
+            _RESERVED[path] = (block, handle)
             return block
 
     def owners(self) -> List[Owner]:
-        """Returns who holds IPUs now. The files of owners that have ended are removed."""
+        """Returns the processes that hold IPUs now. The files of owners that have ended are removed."""
         return [holding.owner for holding in self.holdings()]
 
     def holdings(self) -> List[Holding]:
-        """Returns the owners, and what their IPUs have done."""
+        """Returns the owners, and how busy their IPUs have been."""
         if not self.folder.exists():
             return []
         with self.locked():
@@ -333,7 +333,7 @@ class Partition:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps all other processes from changing the partition."""
+        """Inside, no other process changes the partition."""
         self._make_folder()
         path = self.folder / _LOCK
         try:
@@ -341,7 +341,7 @@ class Partition:
         except OSError as error:
             raise RegistryError(f"{path} is not a file of the emulator ({error.strerror}); remove it") from error
         try:
-            _lock_in_time(handle, path)
+            _lock_before_deadline(handle, path)
             yield
         finally:
             os.close(handle)
@@ -363,14 +363,14 @@ class Partition:
         path = self.folder / f"owner-{owner.pid}-{next(_NUMBERS)}.json"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        attachment = _HELD[path] = Attachment(self, device, owner, path, handle)
-        _PULSE.start()
+        attachment = _ATTACHED[path] = Attachment(self, device, owner, path, handle)
+        _HEARTBEAT.start()
         return attachment
 
     def _read(self) -> List[Holding]:
         found = []
         for path in sorted(self.folder.glob("owner-*.json")):
-            own = _HELD.get(path)
+            own = _ATTACHED.get(path)
             holding = own.read() if own else self._read_foreign(path)
             if holding:
                 found.append(holding)
@@ -378,7 +378,7 @@ class Partition:
 
     def _read_blocks(self) -> Iterator[int]:
         for path in sorted(self.folder.glob("job-*")):
-            yield from _KEPT[path][0] if path in _KEPT else self._read_block(path)
+            yield from _RESERVED[path][0] if path in _RESERVED else self._read_block(path)
 
     def _read_block(self, path: Path) -> range:
         return _parse_block((self._read_locked(path) or b"").decode("ascii", "replace"))
@@ -388,7 +388,10 @@ class Partition:
         return None if content is None else _parse(path, content)
 
     def _read_locked(self, path: Path, check: Callable[[bytes], Any] = bytes) -> Optional[bytes]:
-        """Reads another process's file, or clears it away when that process has ended; `check` refuses strange ones."""
+        """Returns the content of another process's file; removes it and returns None if that process has ended.
+
+        Before that, `check` gets the content and raises if the file is not the emulator's.
+        """
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
@@ -403,15 +406,15 @@ class Partition:
                 return os.read(handle, _MOST_OWNER_BYTES)
             content = os.read(handle, _MOST_OWNER_BYTES)
             if content:  # else its owner ended before it wrote
-                check(content)  # reports what is not ours instead of deleting it
+                check(content)  # raises rather than delete a file of somebody else
             path.unlink()
             return None
         finally:
             os.close(handle)
 
 
-def _lock_in_time(handle: int, path: Path) -> None:
-    """Locks the partition. Others need it for milliseconds, so that waiting long means that something is wrong."""
+def _lock_before_deadline(handle: int, path: Path) -> None:
+    """Locks the partition. Other processes lock it for milliseconds, so a long wait means that something is wrong."""
     deadline = time.monotonic() + _LOCK_LIMIT_S
     while True:
         try:
@@ -419,12 +422,14 @@ def _lock_in_time(handle: int, path: Path) -> None:
             return
         except OSError as error:
             if time.monotonic() >= deadline:
-                raise RegistryError(f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s; end who holds it") from error
+                raise RegistryError(
+                    f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s; end the process that holds it"
+                ) from error
             time.sleep(_LOCK_POLL_S)
 
 
 def render_block(block: range) -> str:
-    """Returns what BLOCK says of a block of IPUs."""
+    """Returns a block of IPUs as the text of the variable BLOCK."""
     return f"{block.start}-{block.stop - 1}"
 
 

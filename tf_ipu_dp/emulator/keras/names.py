@@ -10,41 +10,46 @@ from typing import Any, List
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator import patches
+
+# Keras' interface is several modules; importing one after patching would replace `tf.keras` by an unpatched one.
+_KERAS = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+_V1_OPTIMIZERS = tf.compat.v1.keras.optimizers  # imported before patching too, since it copies names
+_NAMES, _CLASSES = "keras names", "keras optimizers"
 _OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
 _LEGACY_ARGUMENTS = ("decay", "gradient_aggregator", "gradient_transformers", "lr")
 
 
-def add_to_keras() -> None:
-    """Sets `ipu` in every module that programs know as Keras. Doing it twice is harmless."""
-    from tf_ipu_dp.emulator.sdk_api import keras_ipu
-
-    if getattr(tf.keras, "ipu", None) is keras_ipu:
+def add_to_keras(keras_ipu: Any) -> None:
+    """Sets `ipu` in every module that programs know as Keras. Calling it twice is harmless."""
+    if patches.is_applied(_NAMES):
         return
-    # The same interface is several modules; importing one later would put an unchanged one in the place of `tf.keras`.
-    modules = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
-    for module in (*modules, tf.keras):
-        module.ipu = keras_ipu
+    modules = list({id(module): module for module in (*_KERAS, tf.keras)}.values())
+    for module in modules:
+        patches.set_attribute(_NAMES, module, "ipu", keras_ipu)
     legacy = getattr(tf.keras.optimizers, "legacy", None)
     if legacy is not None:
-        kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
-        for module in (*modules, tf.keras):
-            vars(module.optimizers).update(kinds)
-        _let_names_mean_the_legacy_ones([module.optimizers for module in (*modules, tf.keras)])
+        _add_legacy_optimizers([module.optimizers for module in modules], legacy)
 
 
-def _let_names_mean_the_legacy_ones(modules: List[Any]) -> None:
-    """Makes `compile(optimizer="adam")` and the like give the legacy optimizer too, for the device."""
+def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:
+    modules = list({id(module): module for module in modules}.values())
+    kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
+    for module in modules:
+        for name, kind in kinds.items():
+            patches.set_attribute(_CLASSES, module, name, kind)
     package = sys.modules[tf.keras.optimizers.get.__module__]
     stock = package.deserialize
 
+    # So that `compile(optimizer="adam")` and the like give the legacy optimizer too, for the device.
     @functools.wraps(stock)
     def deserialize(*args: Any, **kwargs: Any) -> Any:
         if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
             kwargs["use_legacy_optimizer"] = True
         return stock(*args, **kwargs)
 
-    for module in (package, *modules):
-        module.deserialize = deserialize
+    for module in (package, *modules, _V1_OPTIMIZERS):
+        patches.set_attribute(_CLASSES, module, "deserialize", deserialize)
 
 
 def _either(name: str, legacy: Any, stock: Any) -> Any:

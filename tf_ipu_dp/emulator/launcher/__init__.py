@@ -1,1 +1,5 @@
-"""The parts of `poprun`: options, hosts, placement, processes, preloading, rendezvous, output."""
+"""The parts of `poprun`: its options, the job, the hosts, the processes and their supervisor, rendezvous and output.
+
+Imports no TensorFlow, except in `preload` for the instances that are forked, and knows nothing of the programs that it
+starts.
+"""

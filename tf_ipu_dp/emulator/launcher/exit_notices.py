@@ -1,6 +1,7 @@
-"""How an instance says to poprun that it is about to end, at the server where the instances have met.
+"""Exit notices: an instance tells poprun that it is about to end, through the rendezvous server.
 
-When one has gone the others fail of it, and may be noticed before it is: poprun has to know who was first.
+An instance closes its connections before it has ended, so its peers may fail and end before it does. The notice is sent
+first, so that poprun knows who began to end first.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import http.client
 import re
 from typing import Mapping, Optional
 
-_PATH = "/leaving/"
-_PATIENCE_S = 2.0
+_PATH = "/exiting/"
+_TIMEOUT_S = 2.0
 
 
-def say(environ: Mapping[str, str], instance: int) -> None:
-    """Tells the server, which Horovod's variables name. Returns when it knows, or cannot be told."""
+def send(environ: Mapping[str, str], instance: int) -> None:
+    """Notifies the server that Horovod's variables name. Returns when it has answered, or cannot be reached."""
     address, port = (environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
     with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-        server = http.client.HTTPConnection(address, int(port), timeout=_PATIENCE_S)
+        server = http.client.HTTPConnection(address, int(port), timeout=_TIMEOUT_S)
         with contextlib.closing(server):
             server.request("PUT", f"{_PATH}{instance}", b"")
             server.getresponse().read()
 
 
 def parse(path: str) -> Optional[int]:
-    """Returns the instance that is told by a request for this path, or None if it is about something else."""
+    """Returns the instance of an exit notice, given the path of a request; None for any other request."""
     found = re.fullmatch(f"{_PATH}([0-9]+)", path)
     return int(found[1]) if found else None

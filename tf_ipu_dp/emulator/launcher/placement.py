@@ -1,7 +1,7 @@
 """Which cores the instances of a host use. Standard library only.
 
-On a machine with several NUMA nodes an instance stays on its own, where its memory is. On one node nobody is pinned:
-the scheduler does better, and only the numbers of threads are divided.
+On a machine with several NUMA nodes an instance is pinned to its node, where its memory is. On one node nothing is
+pinned, because the scheduler does better; only the numbers of threads are divided.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
-# What TensorFlow, its libraries and the emulator (`cores.py`) read.
+# Read by TensorFlow, its libraries and the emulator.
 _THREADS = ("IPU_EMULATOR_CORES", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
@@ -20,15 +20,15 @@ class Place:
     """Where an instance runs."""
 
     threads: int
-    cpus: Optional[Tuple[int, ...]]  # to which it is pinned, if it is
+    cpus: Optional[Tuple[int, ...]]  # that it is pinned to; None if it is not pinned
 
     def variables(self) -> Dict[str, str]:
-        """Returns what limits the threads of a program. What a user has set himself goes before it."""
+        """Returns the variables that limit the threads of a program. What the user has set wins over them."""
         return {name: str(self.threads) for name in _THREADS}
 
 
 def place(nodes: Sequence[Sequence[int]], instances: int) -> List[Place]:
-    """Deals the nodes' cores to the instances: neighbours share a node, and every core is somebody's."""
+    """Divides the nodes' cores between the instances: consecutive ones share a node, and every core is used."""
     filled = [tuple(node) for node in nodes if node]
     if len(filled) < 2:
         cores = sum(map(len, filled))
@@ -42,7 +42,7 @@ def place(nodes: Sequence[Sequence[int]], instances: int) -> List[Place]:
 
 
 def read_nodes(numa: bool = True) -> List[List[int]]:
-    """Returns the cores of each NUMA node that this process may use; all in one where nodes are not asked for."""
+    """Returns the cores of each NUMA node that this process may use; with `numa` off, all of them as one node."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"), key=_number) if numa else []
     nodes = [sorted(allowed.intersection(parse_cpus(path.read_text()))) for path in lists]
@@ -51,7 +51,7 @@ def read_nodes(numa: bool = True) -> List[List[int]]:
 
 
 def parse_cpus(text: str) -> List[int]:
-    """Reads the kernel's way to write cores, like 0-3,8."""
+    """Reads the kernel's format for a set of cores, like 0-3,8."""
     cpus: List[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -1,6 +1,6 @@
-"""The options of poprun: words in, a frozen record out, with the sentences for what cannot be. Reads config files.
+"""The options of poprun: words in, a frozen record out, or a sentence about what is wrong. Reads config files.
 
-Booleans take yes or no, 1 or 0, on or off, and mean yes when nothing of that follows.
+Booleans take yes or no, 1 or 0, on or off, and mean yes without any of these.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 _YES_OR_NO = {"1": True, "yes": True, "on": True, "true": True, "0": False, "no": False, "off": False, "false": False}
-_MOST_HOSTS = 4096
+_MAX_HOSTS = 4096
 
 
 class OptionError(ValueError):
-    """The options cannot be understood, or describe a job that cannot be. The text is shown to the user as is."""
+    """The options cannot be parsed, or describe an impossible job. The text is shown to the user as is."""
 
 
 class Option(NamedTuple):
@@ -34,14 +34,14 @@ class Option(NamedTuple):
 OPTIONS: Dict[str, Tuple[Option, ...]] = {
     "The job": (
         Option("num-replicas", "N", "Replicas of the model in the whole job. Default: 1."),
-        Option("num-instances", "N", "Processes, to which the replicas are dealt evenly. Default: 1."),
+        Option("num-instances", "N", "Processes, over which the replicas are spread evenly. Default: 1."),
         Option("ipus-per-replica", "N", "IPUs that one replica spans. Default: 1."),
-        Option("executable-cache-path", "DIR", "Handed to the program as POPDIST_EXECUTABLE_CACHE_PATH."),
+        Option("executable-cache-path", "DIR", "Passed to the program as POPDIST_EXECUTABLE_CACHE_PATH."),
     ),
     "Hosts": (
         Option(
             "host", "LIST",
-            "Where the instances run, dealt evenly in blocks: h0,h1 or h[0-2,4]; also -H. Default: here. Other "
+            "Where the instances run, spread evenly in blocks: h0,h1 or h[0-2,4]; also -H. Default: here. Other "
             "machines are reached through ssh, or through the command that --mca plm_rsh_agent CMD in "
             "--mpi-global-args or the variable OMPI_MCA_plm_rsh_agent names, and need the same directory and the same "
             "Python at the same places.",
@@ -51,12 +51,12 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
         Option("numa-aware", None, "The older name of the same."),
         Option(
             "mpi-local-args", "ARGS",
-            "For mpirun; of these, -x NAME and -x NAME=VALUE hand variables to the instances.",
+            "For mpirun; of these, -x NAME and -x NAME=VALUE pass variables to the instances.",
         ),
         Option("mpi-global-args", "ARGS", "The same, with --mca plm_rsh_agent CMD and --mca btl_tcp_if_include CIDR."),
     ),
     "Output": (
-        Option("only-output-from-instance", "N", "Hides what the others print, but for the last lines of a failure."),
+        Option("only-output-from-instance", "N", "Hides the output of the others, except the last lines of a failure."),
         Option("print-topology", None, "Shows hosts, instances, replicas and IPUs in a table first."),
         Option("verbose", None, "Also -v: shows the commands and variables of the instances, and the exit code."),
         Option("help", None, "Also -h: shows this."),
@@ -64,24 +64,24 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
         Option("version-format", "FORMAT", "Shows it as text or json."),
     ),
     "Options in files": (
-        Option("import-config", "FILE", "Takes options and program from a file; the command line goes before it."),
-        Option("export-config", "FILE", "Writes them to a file, and goes on."),
+        Option("import-config", "FILE", "Takes options and program from a file; the command line wins over it."),
+        Option("export-config", "FILE", "Writes them to a file, then starts the job."),
         Option("overwrite-config", None, "Lets --export-config replace a file."),
     ),
     "About V-IPU partitions and set-up: accepted, without effect on emulated IPUs": (
         Option("num-ilds", "N", "IPU-Link domains; shown in the topology. Default: 1."),
         Option("offline-mode", None, "Starts the instances even if the partition is too small."),
-        Option("vipu-server-host", "HOST", "Handed to the program as IPUOF_VIPU_API_HOST.", False),
-        Option("vipu-server-port", "PORT", "Handed to the program as IPUOF_VIPU_API_PORT.", False),
-        Option("vipu-server-timeout", "S", "Handed to the program as IPUOF_VIPU_API_TIMEOUT.", False),
-        Option("vipu-partition", "NAME", "Handed to the program as IPUOF_VIPU_API_PARTITION_ID.", False),
+        Option("vipu-server-host", "HOST", "Passed to the program as IPUOF_VIPU_API_HOST.", False),
+        Option("vipu-server-port", "PORT", "Passed to the program as IPUOF_VIPU_API_PORT.", False),
+        Option("vipu-server-timeout", "S", "Passed to the program as IPUOF_VIPU_API_TIMEOUT.", False),
+        Option("vipu-partition", "NAME", "Passed to the program as IPUOF_VIPU_API_PARTITION_ID.", False),
         Option("vipu-partition-attempts", "N", "", False),
         Option("vipu-cluster", "NAME", "", False),
         Option("vipu-allocation", "NAME", "", False),
         Option("update-partition", None, "", False),
         Option("reset-partition", None, "", False),
         Option("remove-partition", None, "", False),
-        Option("allow-run-as-root", None, "Root may start it anyway."),
+        Option("allow-run-as-root", None, "Root is always allowed."),
         Option("synchronise-python-venv", None, "", False),
         Option("synchronise-poplar-sdk", None, "", False),
         Option("distribute-ssh-key", None, "", False),
@@ -89,13 +89,13 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
 }  # fmt: skip
 _BY_NAME = {option.name: option for options in OPTIONS.values() for option in options}
 _SHORT = {"-H": "host", "-v": "verbose", "-h": "help"}
-# Of one call, not of a job.
+# These belong to one call, not to a job.
 _NOT_EXPORTED = ("help", "version", "version-format", "import-config", "export-config", "overwrite-config")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What was asked for, and the program."""
+    """The options that were given, and the program."""
 
     given: Mapping[str, Any]
     program: Sequence[str]
@@ -104,8 +104,8 @@ class Options:
         """Returns an option as it was written."""
         return str(self.given.get(name, default))
 
-    def says(self, name: str) -> Optional[bool]:
-        """Returns a boolean, or None if it was not given."""
+    def is_on(self, name: str) -> Optional[bool]:
+        """Returns a boolean option, or None if it was not given."""
         return self.given.get(name)
 
     def number(self, name: str, default: Optional[int], least: int = 1) -> Optional[int]:
@@ -124,26 +124,26 @@ class Options:
         return expand_hosts(self.given["host"]) if "host" in self.given else []
 
     def without_effect(self) -> List[str]:
-        """Returns the options that change nothing here."""
+        """Returns the given options that change nothing on emulated IPUs."""
         return [f"--{name}" for name in self.given if not _BY_NAME[name].effect]
 
     def mpi(self) -> MpiArguments:
-        """Returns what mpirun would have been told."""
+        """Returns the arguments for mpirun."""
         return read_mpi_arguments(self.text("mpi-global-args"), self.text("mpi-local-args"))
 
 
 @dataclasses.dataclass(frozen=True)
 class MpiArguments:
-    """What is understood of mpirun's arguments."""
+    """The arguments for mpirun that have an effect here, and the rest."""
 
-    variables: Mapping[str, Optional[str]]  # to hand on; None for the value that they have here
+    variables: Mapping[str, Optional[str]]  # to forward; None for the value that they have here
     remote_shell: Optional[str]
     subnet: Optional[str]
     rest: Sequence[str]
 
 
 def parse(words: Sequence[str]) -> Options:
-    """Reads the options up to the first word that is none, where the program begins."""
+    """Reads the options up to the first other word, where the program begins."""
     given: Dict[str, Any] = {}
     left = list(words)
     while left and left[0].startswith("-") and left[0] != "--":
@@ -178,10 +178,10 @@ def export(options: Options) -> None:
     kept = {name: value for name, value in options.given.items() if name not in _NOT_EXPORTED}
     text = json.dumps({"options": kept, "program": list(options.program)}, indent=2) + "\n"
     try:
-        with path.open("w" if options.says("overwrite-config") else "x", encoding="utf-8") as file:
+        with path.open("w" if options.is_on("overwrite-config") else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise OptionError(f"--export-config {path} is there already. Add --overwrite-config yes.") from None
+        raise OptionError(f"--export-config {path} exists already. Add --overwrite-config yes.") from None
     except OSError as error:
         raise OptionError(f"--export-config {path} cannot be written ({error.strerror}).") from error
 
@@ -191,8 +191,8 @@ def expand_hosts(text: str) -> List[str]:
     names: List[str] = []
     for part in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):
         names.extend(_expand(part, text))
-        if len(names) > _MOST_HOSTS:
-            raise OptionError(f"--host {text} names more than {_MOST_HOSTS} hosts.")
+        if len(names) > _MAX_HOSTS:
+            raise OptionError(f"--host {text} names more than {_MAX_HOSTS} hosts.")
     if not names:
         raise OptionError(f"--host {text!r} names no host. Use --host localhost, or h0,h1 or h[0-2,4].")
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -205,7 +205,7 @@ def expand_hosts(text: str) -> List[str]:
 
 
 def read_mpi_arguments(*texts: str) -> MpiArguments:
-    """Picks out of mpirun's arguments what has a meaning without mpirun."""
+    """Reads those of mpirun's arguments that have a meaning without mpirun."""
     variables: Dict[str, Optional[str]] = {}
     mca: Dict[str, str] = {}
     rest: List[str] = []
@@ -240,8 +240,8 @@ def render_help(columns: int) -> str:
         "",
         *textwrap.wrap(
             "Stands in for the Poplar SDK's poprun: starts a program as several instances, each with poprun's "
-            "variables and with the emulator in place of the SDK, connected through Horovod. Lines of output carry "
-            "their instance. The first instance that fails ends the others, and its exit status is poprun's.",
+            "variables and with the emulator in place of the SDK, connected through Horovod. Every line of output is "
+            "tagged with its instance. The first instance that fails ends the others, and its exit status is poprun's.",
             width,
         ),
         "",
@@ -250,13 +250,13 @@ def render_help(columns: int) -> str:
     ]
     for title, options in OPTIONS.items():
         lines += ["", f"{title}:"]
-        silent = [option for option in options if not option.text]
+        undescribed = [option for option in options if not option.text]
         for option in options:
             if option.text:
                 lines.append(f"  --{option.name} {option.kind or 'yes|no'}")
                 lines += textwrap.wrap(option.text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        if silent:
-            names = ", ".join(f"--{option.name}" for option in silent)
+        if undescribed:
+            names = ", ".join(f"--{option.name}" for option in undescribed)
             lines += textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
@@ -298,7 +298,7 @@ def _expand(part: str, whole: str) -> List[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]*)\](.*)", part)
     if match is None:
         if "[" in part or "]" in part:
-            raise OptionError(f"--host {whole} has a bracket too many or too few. Write h[0-2,4].")
+            raise OptionError(f"--host {whole} has an unbalanced bracket. Write h[0-2,4].")
         return [part]
     head, ranges, tail = match.groups()
     numbers: List[str] = []
@@ -307,7 +307,7 @@ def _expand(part: str, whole: str) -> List[str]:
         if found is None or int(found[2] or found[1]) < int(found[1]):
             raise OptionError(f"--host {whole}: {each!r} is not a range like 0-2.")
         first, last = found[1], found[2] or found[1]
-        if int(last) - int(first) > _MOST_HOSTS:
-            raise OptionError(f"--host {whole} names more than {_MOST_HOSTS} hosts.")
+        if int(last) - int(first) > _MAX_HOSTS:
+            raise OptionError(f"--host {whole} names more than {_MAX_HOSTS} hosts.")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return [head + number + rest for number in numbers for rest in _expand(tail, whole)]

@@ -1,8 +1,8 @@
-"""Where the processes of a job find each other: Horovod's own server, started by poprun or by instance 0.
+"""How the processes of a job find each other: Horovod's rendezvous server, run by poprun or by instance 0.
 
-poprun tells every instance all that Horovod needs. Under `horovodrun` that is there too. `mpirun` and `srun` tell only
-rank and size: then instance 0 serves, at a place that all can work out. Under `mpirun`, and with a Horovod that has
-MPI, nothing of this is needed, unless the user asks for Gloo.
+poprun and `horovodrun` set all variables that Horovod needs. `mpirun` and `srun` set only rank and size: then instance
+0 runs the server, at an address and port that all instances can compute. Under `mpirun` with a Horovod that was built
+with MPI none of this is needed, unless the user asks for Gloo.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import time
 import zlib
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp.emulator.launcher import exit_notices, hosts
+from tf_ipu_dp.emulator.launcher import exit_notices, network
 
-PLACE = "IPU_EMULATOR_RENDEZVOUS"
-_PATIENCE_S = 60.0
-_FIRST_PORT, _PORTS = 15_000, 17_000  # below those that systems hand out
-# The names that launchers have for the same thing, the more specific ones first.
+SERVER_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
+_TIMEOUT_S = 60.0
+_FIRST_PORT, _PORTS = 15_000, 17_000  # below the ephemeral ports of Linux
+# The variables of launchers for each of Horovod's, the more specific ones first.
 _NAMES = {
     "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
     "SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -31,10 +31,10 @@ _NAMES = {
     "LOCAL_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"),
     "CROSS_RANK": ("SLURM_NODEID",),
 }
-# What the mpirun of Open MPI, and those of MPICH and Intel, tell every process; and how MPI reaches them.
-_OF_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
-_TO_MPIRUN = ("PMIX_SERVER_URI", "PMI_FD", "PMI_PORT")
-_JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+# What the mpirun of Open MPI, and those of MPICH and Intel, set for every process; and how MPI reaches mpirun.
+_MPIRUN_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
+_MPIRUN_SERVERS = ("PMIX_SERVER_URI", "PMI_FD", "PMI_PORT")
+_JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
 class Server:
@@ -45,45 +45,46 @@ class Server:
         slots: Sequence[Tuple[str, int]],
         address: str,
         port: int = 0,
-        on_leaving: Callable[[int], None] = lambda instance: None,
+        on_exit_notice: Callable[[int], None] = lambda instance: None,
     ) -> None:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-        class Quiet(RendezvousHTTPServer):  # type: ignore[misc]
-            request_queue_size = 1024  # all instances come at once
+        class QuietServer(RendezvousHTTPServer):  # type: ignore[misc]
+            request_queue_size = 1024  # all instances connect at once
             daemon_threads = True
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Says nothing about somebody who hangs up."""
+                """Prints nothing when a client closes its connection."""
 
         class Handler(RendezvousHandler):  # type: ignore[misc]
             def do_PUT(self) -> None:  # noqa: N802
                 instance = exit_notices.parse(self.path)
                 if instance is not None:
-                    on_leaving(instance)  # before the answer, on which the instance goes
+                    on_exit_notice(instance)  # before the answer, for which the instance waits
                 super().do_PUT()
 
             def do_DELETE(self) -> None:  # noqa: N802
-                """Forgets the addresses of a circle when all of it have met: they may meet anew, at others.
+                """Forgets the addresses of a process group when all its members have connected.
 
-                Horovod's own handler forgets with them who else has met. Where circles meet at the same time, some are
-                never forgotten then, and at the next meeting instances look for each other where nobody is.
+                They may connect again later, at other addresses. Horovod's own handler also forgets the members of the
+                other groups that have connected so far. So where groups connect at the same time, some are never
+                forgotten, and at the next start instances connect to addresses that are no longer in use.
                 """
                 scope, _, key = self.path.lstrip("/").partition("/")
                 if scope not in self.server.scope_size:
                     super().do_DELETE()
                     return
                 with self.server.finished_list_lock, self.server.cache_lock:
-                    met = self.server.finished_list[scope]
-                    if key not in met:
-                        met.append(key)
-                    if len(met) == self.server.scope_size[scope]:
-                        met.clear()
+                    connected = self.server.finished_list[scope]
+                    if key not in connected:
+                        connected.append(key)
+                    if len(connected) == self.server.scope_size[scope]:
+                        connected.clear()
                         self.server.cache.pop(scope, None)
                 self.send_status_code(http.HTTPStatus.OK)
 
-        self._server = Quiet((address, port), Handler, 0)
+        self._server = QuietServer((address, port), Handler, 0)
         infos = [HostInfo(host, count) for host, count in slots]
         self._server.init(get_host_assignments(infos, sum(count for _, count in slots)))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -99,7 +100,7 @@ class Server:
 
 
 def variables(address: str, port: int, interface: str, host: str) -> Dict[str, str]:
-    """Returns what Horovod asks of the environment to find the server."""
+    """Returns the variables by which Horovod finds the server."""
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
@@ -111,93 +112,95 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
 
 
 def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
-    """Whether instances meet through MPI: Horovod was built with it, and mpirun has started them or the user asks."""
+    """Whether instances connect through MPI: Horovod was built with it, and mpirun started them or the user asks."""
     asked = environ.get("HOROVOD_CONTROLLER", "").lower()
     if asked == "mpi" and not built:
         raise RuntimeError(
             "HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI. Use HOROVOD_CONTROLLER=gloo."
         )
-    is_from_mpirun = any(name in environ for name in _OF_MPIRUN) and any(
-        name.startswith(_TO_MPIRUN) for name in environ
+    is_from_mpirun = any(name in environ for name in _MPIRUN_VARIABLES) and any(
+        name.startswith(_MPIRUN_SERVERS) for name in environ
     )
     return built and (asked == "mpi" or (not asked and is_from_mpirun))
 
 
 def complete(environ: MutableMapping[str, str], instance: int, instances: int) -> Optional[Server]:
-    """Adds what Horovod needs to the environment of an instance whose launcher has not; instance 0 gets the server."""
+    """Adds the variables that Horovod needs and the launcher has not set; returns the server that instance 0 starts."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
         return None
     ranks = find_ranks(environ, instance, instances)
-    address, port = find_place(environ, ranks)
+    address, port = find_server(environ, ranks)
     server = None
     if ranks["RANK"] == 0:
         slots = [(str(host), ranks["LOCAL_SIZE"]) for host in range(ranks["CROSS_SIZE"])]
-        bound = hosts.LOOPBACK if address == hosts.LOOPBACK else ""
+        bound = network.LOOPBACK if address == network.LOOPBACK else ""
         try:
             server = Server(slots, bound, port)
         except OSError as error:
             taken = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise RuntimeError(f"Port {port} {taken}. Set {PLACE}={address}:PORT to another.") from error
+            raise RuntimeError(f"Port {port} {taken}. Set {SERVER_VARIABLE}={address}:PORT to another.") from error
     else:
-        _wait_for(address, port)
+        _wait_for_server(address, port)
     for name, value in ranks.items():
         environ.setdefault(f"HOROVOD_{name}", str(value))
-    found = variables(address, port, _interface_towards(address), str(ranks["CROSS_RANK"]))
+    found = variables(address, port, network.interface_towards(address), str(ranks["CROSS_RANK"]))
     for name, text in found.items():
         environ.setdefault(name, text)
     return server
 
 
 def find_ranks(environ: Mapping[str, str], instance: int, instances: int) -> Dict[str, int]:
-    """Returns rank, size and so on from whatever launcher has told them; else all are on this host."""
+    """Returns Horovod's ranks and sizes from the launcher's variables; without any, all instances are on this host."""
     ranks = {"RANK": instance, "SIZE": instances}
-    # In a Slurm job, what Slurm says below mpirun is about mpirun's own processes.
-    foreign = ("SLURM_",) if any(name in environ for name in _OF_MPIRUN) else ()
+    # Below mpirun, Slurm's variables describe the processes of mpirun itself.
+    foreign = ("SLURM_",) if any(name in environ for name in _MPIRUN_VARIABLES) else ()
     for name, theirs in _NAMES.items():
         for each in (f"HOROVOD_{name}", *(their for their in theirs if not their.startswith(foreign))):
-            number = re.match("[0-9]+", environ.get(each, ""))  # Slurm writes 2(x3) for 2 on each of 3 hosts
+            number = re.match("[0-9]+", environ.get(each, ""))  # Slurm has 2(x3) for 2 on each of 3 hosts
             if number:
                 ranks[name] = int(number[0])
                 break
     ranks.setdefault("LOCAL_SIZE", ranks["SIZE"])
     if ranks["SIZE"] % ranks["LOCAL_SIZE"]:
         raise RuntimeError(
-            f"{ranks['SIZE']} instances with {ranks['LOCAL_SIZE']} on this host are not dealt evenly. "
-            "Start as many on every host."
+            f"{ranks['SIZE']} instances with {ranks['LOCAL_SIZE']} on this host are not spread evenly. "
+            "Start the same number on every host."
         )
     local = ranks["RANK"] % ranks["LOCAL_SIZE"]
     if ranks.setdefault("LOCAL_RANK", local) != local and "CROSS_RANK" not in ranks:
         raise RuntimeError(
-            f"Instance {ranks['RANK']} is number {ranks['LOCAL_RANK']} of {ranks['LOCAL_SIZE']} on its host, so that "
-            "the instances of a host do not follow each other. Start them with mpirun --map-by slot."
+            f"Instance {ranks['RANK']} is number {ranks['LOCAL_RANK']} of {ranks['LOCAL_SIZE']} on its host: the "
+            "instances of a host are not consecutive. Start them with mpirun --map-by slot."
         )
     ranks.setdefault("CROSS_RANK", ranks["RANK"] // ranks["LOCAL_SIZE"])
     ranks["CROSS_SIZE"] = ranks["SIZE"] // ranks["LOCAL_SIZE"]
     return ranks
 
 
-def find_place(environ: Mapping[str, str], ranks: Mapping[str, int]) -> Tuple[str, int]:
-    """Returns address and port of the server: as the user says, or on this host, different for every job."""
-    asked = environ.get(PLACE, "")
+def find_server(environ: Mapping[str, str], ranks: Mapping[str, int]) -> Tuple[str, int]:
+    """Returns address and port of the server: what the user set, or a port of this host that depends on the job."""
+    asked = environ.get(SERVER_VARIABLE, "")
     if asked:
         host, _, port = asked.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-            raise RuntimeError(f"{PLACE}={asked} is not a place like node0:29400.")
+            raise RuntimeError(f"{SERVER_VARIABLE}={asked} is not an address like node0:29400.")
         try:
             return socket.gethostbyname(host), int(port)
         except OSError as error:
-            raise RuntimeError(f"{PLACE}={asked}: the name {host} is not known ({error.strerror}).") from error
+            raise RuntimeError(
+                f"{SERVER_VARIABLE}={asked}: the name {host} is not known ({error.strerror})."
+            ) from error
     if ranks["CROSS_SIZE"] > 1:
         raise RuntimeError(
             f"The {ranks['SIZE']} instances are on {ranks['CROSS_SIZE']} hosts and cannot find each other. "
-            f"Set {PLACE}=HOST:PORT on all of them, with the host of instance 0 and a free port."
+            f"Set {SERVER_VARIABLE}=HOST:PORT on all of them, with the host of instance 0 and a free port."
         )
-    job = "/".join(environ[name] for name in _JOBS if name in environ) or f"children of {os.getppid()}"
-    return hosts.LOOPBACK, _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+    job = "/".join(environ[name] for name in _JOB_IDS if name in environ) or f"children of {os.getppid()}"
+    return network.LOOPBACK, _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
 
 
-def _wait_for(address: str, port: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_for_server(address: str, port: int) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             with contextlib.closing(socket.create_connection((address, port), timeout=5.0)):
@@ -205,14 +208,7 @@ def _wait_for(address: str, port: int) -> None:
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise RuntimeError(
-                    f"Instance 0 did not answer at {address} port {port} within {_PATIENCE_S:.0f} s "
-                    f"({error.strerror or error}). See why it has not started, or set {PLACE}=HOST:PORT."
+                    f"Instance 0 did not answer at {address} port {port} within {_TIMEOUT_S:.0f} s "
+                    f"({error.strerror or error}). Check why it has not started, or set {SERVER_VARIABLE}=HOST:PORT."
                 ) from error
         time.sleep(0.1)
-
-
-def _interface_towards(address: str) -> str:
-    if address.startswith("127."):
-        return "lo"
-    own = hosts.address_towards(address, address)
-    return next((each.name for each in hosts.read_interfaces() if each.address == own), "lo")

@@ -1,4 +1,4 @@
-"""What the instances of a job print, as poprun shows it: whole lines, each with its instance, byte for byte."""
+"""The output of a job's instances as poprun shows it: whole lines, each tagged with its instance, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LAST_LINES = 20
 
 
 class TaggedOutput:
-    """Takes bytes as they come from any thread and shows them line by line.
+    """Takes bytes from any thread and shows them line by line.
 
-    In a file, a line is shown when it is complete. On a terminal, a progress bar that goes back to the line's beginning
-    is shown as it moves. When nobody reads any more, `on_closed` is called and the rest goes nowhere.
+    In a file, a line is shown when it is complete. On a terminal, a progress bar that returns to the beginning of its
+    line is shown as it moves. When our own output is closed, `on_closed` is called and the rest is dropped.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class TaggedOutput:
         self._lock = threading.Lock()
         self._pending: Dict[Tuple[int, str], List[bytes]] = collections.defaultdict(list)
         self._last: Dict[int, Deque[bytes]] = collections.defaultdict(lambda: collections.deque(maxlen=_LAST_LINES))
-        self._moving: Optional[Tuple[int, str]] = None  # whose bar the terminal's cursor is in
+        self._moving: Optional[Tuple[int, str]] = None  # the progress bar that the cursor is in
 
     def write(self, index: int, name: str, data: bytes) -> None:
         """Adds to what an instance has printed to a stream."""

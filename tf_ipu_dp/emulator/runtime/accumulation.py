@@ -25,9 +25,9 @@ class _State:
 
 
 class Window:
-    """A window of `count` micro batches; their gradients are reduced by `method` and handed on with the last one.
+    """A window of `count` micro batches; their gradients are reduced by `method` and passed on with the last one.
 
-    `dtype` is that of the accumulators and of the gradients handed on: None for the variable's, a type, or a function
+    `dtype` is that of the accumulators and of the gradients passed on: None for the variable's, a type, or a function
     of the variable.
     """
 
@@ -40,9 +40,9 @@ class Window:
         self._states: Dict[Tuple[Any, ...], _State] = {}
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[List[Any]], Any]) -> Any:
-        """Takes in one micro batch. With the last one of the window, `update` gets the reduced gradients."""
+        """Adds one micro batch. With the last one of the window, `update` gets the reduced gradients."""
         arrived = [
-            tf.cast(tf.convert_to_tensor(gradient), self._dtype_for(variable))
+            tf.cast(tf.convert_to_tensor(gradient), accumulator_dtype(self.dtype, variable))
             for gradient, variable in zip(gradients, variables)
         ]
         if self.count == 1:
@@ -57,46 +57,53 @@ class Window:
         state = self._state_for(variables)
         position = state.position.read_value()
         reduced = [
-            self._reduce(accumulator.read_value(), gradient, position)
+            add_gradient(self.method, self.count, accumulator.read_value(), gradient, position)
             for accumulator, gradient in zip(state.accumulators, arrived)
         ]
 
-        def last() -> Any:
+        def update_and_reset() -> Any:
             operations = [update(reduced)]
             # Through identities, since a branch does not wait for tensors of the graph around it that it does not use.
             with tf.control_dependencies([tf.identity(value) for value in reduced]):
                 operations += [_assign(accumulator, tf.zeros_like(accumulator)) for accumulator in state.accumulators]
             return _finished(operations)
 
-        def not_yet() -> Any:
+        def keep() -> Any:
             return _finished([_assign(accumulator, value) for accumulator, value in zip(state.accumulators, reduced)])
 
-        done = tf.cond(tf.equal(position, self.count - 1), last, not_yet)
+        done = tf.cond(tf.equal(position, self.count - 1), update_and_reset, keep)
         with tf.control_dependencies([done]):
             return tf.group(_assign(state.position, (position + 1) % self.count))
-
-    def _reduce(self, accumulated: Any, gradient: Any, position: Any) -> Any:
-        if self.method is Method.SUM:
-            return accumulated + gradient
-        if self.method is Method.MEAN:
-            return accumulated + gradient / tf.cast(self.count, gradient.dtype)
-        before = tf.cast(position, gradient.dtype)
-        return accumulated * (before / (before + 1)) + gradient / (before + 1)
-
-    def _dtype_for(self, variable: Any) -> Any:
-        dtype = self.dtype(variable) if callable(self.dtype) and not isinstance(self.dtype, type) else self.dtype
-        return tf.as_dtype(variable.dtype if dtype is None else dtype).base_dtype
 
     def _state_for(self, variables: Sequence[Any]) -> _State:
         key = tuple(variable.ref() for variable in variables)
         if key not in self._states:
-            # Out of the function or loop that is being traced: it may be traced again, the state stays.
+            # Outside of the function or loop that is being traced, because it may be traced again.
             with tf.init_scope():
                 self._states[key] = _State(
                     _variable("position", [], tf.int32),
-                    [_variable("accumulator", variable.shape, self._dtype_for(variable)) for variable in variables],
+                    [
+                        _variable("accumulator", variable.shape, accumulator_dtype(self.dtype, variable))
+                        for variable in variables
+                    ],
                 )
         return self._states[key]
+
+
+def add_gradient(method: Method, count: int, accumulated: Any, gradient: Any, position: Any) -> Any:
+    """Returns the accumulator with the gradient of the micro batch at a position of the window of `count`."""
+    if not gradient.dtype.is_floating or method is Method.SUM:
+        return accumulated + gradient
+    if method is Method.MEAN:
+        return accumulated + gradient / tf.cast(count, gradient.dtype)
+    before = tf.cast(position, gradient.dtype)
+    return accumulated * (before / (before + 1)) + gradient / (before + 1)
+
+
+def accumulator_dtype(choice: Any, like: Any) -> Any:
+    """Returns the type of an accumulator: the one given, what a given function says, or that of the variable."""
+    chosen = choice(like) if callable(choice) and not isinstance(choice, type) else choice
+    return tf.as_dtype(like.dtype if chosen is None else chosen).base_dtype
 
 
 def _variable(name: str, shape: Any, dtype: Any) -> Any:
@@ -111,6 +118,6 @@ def _assign(variable: Any, value: Any) -> Any:
 
 
 def _finished(operations: List[Any]) -> Any:
-    """Both ways of a condition must return alike: a constant that comes after the operations."""
+    """Returns a constant after the operations: both branches of a condition must return the same type."""
     with tf.control_dependencies([operation for operation in operations if operation is not None]):
         return tf.constant(0)

@@ -1,4 +1,4 @@
-"""Collectives of the device: over the replicas of a program, on all instances that the configuration puts together.
+"""Collectives of the device: over the replicas of a program, of all instances that the configuration joins.
 
 `popdist.tensorflow.set_ipu_config` and PopDistStrategy configure so; other programs keep to their own instance.
 """
@@ -25,23 +25,23 @@ def index() -> Any:
     return replicas.index() + (instances.position() * replicas.count() if _spans_instances() else 0)
 
 
-def meet(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[Any]:
+def all_reduce(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> List[Any]:
     """Returns, on every replica, each tensor's values on all that take part combined into one tensor."""
     if not _spans_instances():
-        return replicas.meet(tensors, combine)
+        return replicas.all_reduce(tensors, combine)
     instances.connect()
 
     def combine_all(columns: List[List[Any]]) -> List[Any]:
-        if combine is replicas.total:
-            return instances.sum_over_instances([replicas.total(own) for own in columns], _NAME)
+        if combine is replicas.sum_values:
+            return instances.sum_over_instances([replicas.sum_values(own) for own in columns], _NAME)
         return [combine(_gather(own)) for own in columns]
 
-    return replicas.meet_once(tensors, combine_all)
+    return replicas.all_reduce_jointly(tensors, combine_all)
 
 
 def _gather(own: List[Any]) -> List[Any]:
     """Returns the values of all instances' replicas, in order."""
-    gathered = instances.gather(tf.stack(own), _NAME)
+    gathered = instances.all_gather(tf.stack(own), _NAME)
     joined = tf.reshape(gathered, tf.concat([[count()], tf.shape(own[0])], axis=0))
     return [tf.ensure_shape(value, own[0].shape) for value in tf.unstack(joined, num=count())]
 

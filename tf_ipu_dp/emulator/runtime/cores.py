@@ -1,8 +1,8 @@
 """How replicas share the host's cores.
 
-Two sliced micro batches are in flight at a time. Each does best on half of the cores: splitting every operation over
-all of them costs more than it gains when there is a second one to compute (`benchmarks/emulator.py`). TensorFlow takes
-such settings only before it has done anything.
+Two time-sliced micro batches are in flight at a time. Each is fastest on half of the cores: splitting every operation
+over all of them costs more than it gains when there is a second one to compute (`benchmarks/emulator.py`). TensorFlow
+takes such settings only before it has started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def share_between_replicas() -> None:
-    """Gives each operation half of the cores, unless somebody has chosen or TensorFlow is under way."""
+    """Gives each operation half of the cores, unless the user has chosen or TensorFlow has started."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -30,13 +30,13 @@ def share_between_replicas() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(cores // 2)
     if not tf.config.threading.get_inter_op_parallelism_threads():
         tf.config.threading.set_inter_op_parallelism_threads(cores)
-    # What one thread frees, another can use: otherwise the second micro batch costs more memory than it needs.
+    # One arena, so that a thread can reuse what another has freed: the second micro batch then needs less memory.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _own_cores() -> int:
-    """Returns the cores of this instance: what poprun gave it, or its share of those that nobody has dealt out."""
+    """Returns the cores of this instance: those that poprun gave it, or its share of the host's."""
     given = os.environ.get("IPU_EMULATOR_CORES", "")
     if given.isdigit():
         return int(given)

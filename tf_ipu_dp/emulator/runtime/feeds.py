@@ -1,6 +1,6 @@
-"""How programs of the device take their input: dealt to the replicas, and timed. Imports TensorFlow late.
+"""How programs of the device take their input: handed out to the replicas, and timed.
 
-Replicas that run together share one iterator: the first one draws an element for each, in order.
+Replicas that run concurrently share one iterator: replica 0 draws an element for each, in order.
 """
 
 from __future__ import annotations
@@ -8,44 +8,47 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Iterator, List, Sequence
 
-from tf_ipu_dp.emulator.runtime import wait_meter
+import tensorflow as tf
+from tensorflow.python.ops import gen_dataset_ops
 
+from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator.runtime import replicas, wait_meter
+
+_PATCH = "input wait"
 _stock: List[Any] = []
 _meter = wait_meter.Meter()
-_told = [0.0]
+_reported_s = [0.0]
 _work_before: List[Any] = []
 
 
 def extend_tensorflow() -> None:
-    """Makes iterators look for a program of the device. Doing it twice is harmless."""
-    from tensorflow.python.ops import gen_dataset_ops
-
-    if not _stock:
-        _stock.append(gen_dataset_ops.iterator_get_next)
-        gen_dataset_ops.iterator_get_next = _get_next
+    """Makes iterators look for a program of the device. Calling it twice is harmless."""
+    if not patches.is_applied(_PATCH):
+        _stock[:] = [gen_dataset_ops.iterator_get_next]
+        patches.set_attribute(_PATCH, gen_dataset_ops, "iterator_get_next", _get_next)
 
 
 def seconds_waited() -> float:
-    """Returns the seconds of waiting since it was asked last. For when no program runs."""
-    _meter.settle()
+    """Returns the seconds of waiting since the last call. For when no program runs."""
+    _meter.clear_unfinished()
     seconds = seconds_waited_so_far()
-    _told[0] += seconds
+    _reported_s[0] += seconds
     return seconds
 
 
 def seconds_waited_so_far() -> float:
-    """Returns the same, and goes on counting from where it did."""
-    return _meter.seconds() - _told[0]
+    """Returns the same without starting a new count."""
+    return _meter.seconds() - _reported_s[0]
 
 
 def is_waiting() -> bool:
-    """Whether the program of the device waits for its input right now."""
+    """Whether the program of the device is waiting for its input now."""
     return _meter.is_waiting()
 
 
 @contextlib.contextmanager
 def overlapping(results: Sequence[Any]) -> Iterator[None]:
-    """In it, waiting counts only from when these results are there: until then the device is still at work."""
+    """Inside, waiting counts only from when these results are there: until then the device is still busy."""
     _work_before.append(results)
     try:
         yield
@@ -54,10 +57,6 @@ def overlapping(results: Sequence[Any]) -> Iterator[None]:
 
 
 def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = None) -> Any:
-    import tensorflow as tf
-
-    from tf_ipu_dp.emulator.runtime import replicas
-
     program = replicas.current()
     if program is None or tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
         return _stock[0](iterator, output_types, output_shapes, name=name)
@@ -73,11 +72,11 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
             element = _stock[0](iterator, output_types, output_shapes, name=name)
         got = wait_meter.now(element)
         _meter.spend(got - began)
-        # Before anything is computed from it, which may keep the only thread for long.
+        # Noted before anything is computed from the element, which may occupy the only thread for long.
         with tf.control_dependencies([_meter.end(element)]):
             return [tf.identity(part) for part in element]
 
-    if not program.together:
+    if not program.concurrent:
         return draw()
     specs = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(output_shapes, output_types)]
-    return replicas.hand_out(draw, specs)
+    return replicas.shard_from_leader(draw, specs)

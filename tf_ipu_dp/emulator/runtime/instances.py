@@ -1,7 +1,7 @@
 """Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
 
-Everything that instances exchange goes through here, so that all of them make the same calls in the same order, and is
-timed: with one that is late, the others wait here.
+Everything that instances exchange goes through here, so that all of them make the same calls in the same order. It is
+timed, because the others wait here for an instance that is late.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
+from tf_ipu_dp.emulator import patches, popdist_variables
 from tf_ipu_dp.emulator.launcher import exit_notices, orphans
 from tf_ipu_dp.emulator.runtime import wait_meter
 
@@ -29,7 +30,7 @@ _eager_calls = 0
 
 
 def count() -> int:
-    """Returns how many instances take part in collectives: those of the job, or those it is confined to."""
+    """Returns how many instances take part in collectives: those of the job, or of the subset they are confined to."""
     return len(_confined[-1]) if _confined else _size()
 
 
@@ -44,17 +45,19 @@ def members() -> Optional[FrozenSet[int]]:
 
 
 def connect() -> None:
-    """Meets the other instances. Calling it again is harmless."""
+    """Connects to the other instances. Calling it again is harmless."""
     global _connected, _server  # noqa: PLW0603
     if not _connected and _size() > 1:
-        from tf_ipu_dp.emulator.launcher import rendezvous
+        from tf_ipu_dp.emulator.launcher import rendezvous  # late: only a job of several instances needs it
 
         horovod = _horovod()
         if not horovod.is_initialized():
             if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
-                os.environ.setdefault(_SETS, "1")  # MPI cannot be left and met again
-                # Open MPI's waiting would keep cores from those that compute.
-                os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+                # Process sets from the start, because MPI cannot be restarted; and Open MPI must not occupy the cores
+                # of those that compute while it waits.
+                wanted = {_SETS: "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+                unset = {name: value for name, value in wanted.items() if name not in os.environ}
+                patches.set_environment("horovod settings", unset)
             else:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             _start(horovod)
@@ -88,18 +91,18 @@ def disconnect() -> None:
 
 @contextlib.contextmanager
 def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
-    """In it, collectives are among these instances only; tells whether this is one of them. All instances call it."""
+    """Confines collectives to a subset of the instances; yields whether this is one of them. All instances call it."""
     unknown = sorted(members - set(range(_size())))
     if unknown or not members:
         raise ValueError(f"There is no instance {unknown[0] if unknown else 'in an empty set'} of {_size()}.")
     if 1 < len(members) < _size() and members not in _sets:
         if _confined:
             raise RuntimeError(
-                f"Instances {sorted(members)} cannot be told apart within {sorted(_confined[-1])}: all instances have "
-                "to agree on a set. Call execute_on_instances with it before, on all of them."
+                f"The subset {sorted(members)} is not known within {sorted(_confined[-1])}: all instances must "
+                "register it. Call execute_on_instances with it on all instances first."
             )
         connect()
-        _allow_sets()
+        _allow_subsets()
         _sets[members] = _horovod().add_process_set(sorted(members))
     _confined.append(members)
     try:
@@ -108,7 +111,7 @@ def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
         _confined.pop()
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     """Returns when every instance has called it."""
     if count() > 1:
         import tensorflow as tf
@@ -117,7 +120,7 @@ def wait_for_all() -> None:
 
 
 def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
-    """Returns the sums over all instances, exchanged in one go for each type of number."""
+    """Returns the sums over all instances: one grouped all-reduce for each type of number."""
     if count() == 1 or not tensors:
         return list(tensors)
     horovod = _horovod()
@@ -132,7 +135,7 @@ def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
     return [sums[place] for place in range(len(tensors))]
 
 
-def gather(tensor: Any, name: Optional[str] = None) -> Any:
+def all_gather(tensor: Any, name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
     import tensorflow as tf
 
@@ -155,24 +158,24 @@ def seconds_in_collectives() -> float:
 
 
 def is_waiting() -> bool:
-    """Whether this process is in a collective right now. For other threads."""
+    """Whether this process is in a collective now. For other threads."""
     return _eager_calls > 0 or _meter.is_waiting()
 
 
-def _allow_sets() -> None:
-    """Meets the others anew, ready for some of them to be among themselves: that makes every collective slower."""
+def _allow_subsets() -> None:
+    """Restarts Horovod with support for subsets of instances. Only on demand: it makes every collective slower."""
     if _SETS not in os.environ:
-        wait_for_all()
+        barrier()
         _horovod().shutdown()
-        os.environ[_SETS] = "1"
+        patches.set_environment("horovod settings", {_SETS: "1"})
         _start(_horovod())
 
 
 def _start(horovod: Any) -> None:
-    """Starts Horovod with its threads behind all others.
+    """Starts Horovod with its threads at the lowest priority.
 
-    They ask the other instances for news a thousand times a second. Where every core computes, that would take a third
-    of one for each instance from the work; where the cores wait for each other, there is nobody to stand back for.
+    They poll the other instances a thousand times a second, which costs each instance a third of a core. At the lowest
+    priority they use the cores only while nothing computes.
     """
     before = _threads()
     horovod.init()
@@ -184,7 +187,7 @@ def _start(horovod: Any) -> None:
 
 def _tell_before_leaving() -> None:
     """Lets poprun know when this process goes. For after every start of Horovod."""
-    if orphans.NAME in os.environ:
+    if orphans.JOB_VARIABLE in os.environ:
         # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
         atexit.unregister(_say_leaving)
         atexit.register(_say_leaving, os.getpid())
@@ -192,7 +195,7 @@ def _tell_before_leaving() -> None:
 
 def _say_leaving(pid: int) -> None:
     if os.getpid() == pid:  # and not a child's
-        exit_notices.say(os.environ, _own_index())
+        exit_notices.send(os.environ, _own_index())
 
 
 def _threads() -> Set[int]:
@@ -231,14 +234,14 @@ def _options() -> Dict[str, Any]:
 
 
 def _size() -> int:
-    total, local = (int(os.environ.get(f"POPDIST_NUM_{name}_REPLICAS", "1")) for name in ("TOTAL", "LOCAL"))
+    names = (popdist_variables.TOTAL_REPLICAS, popdist_variables.LOCAL_REPLICAS)
+    total, local = (int(os.environ.get(name, "1")) for name in names)
     return total // local
 
 
 def _own_index() -> int:
-    offset, local = (
-        int(os.environ.get(f"POPDIST_{name}", "0")) for name in ("REPLICA_INDEX_OFFSET", "NUM_LOCAL_REPLICAS")
-    )
+    names = (popdist_variables.REPLICA_OFFSET, popdist_variables.LOCAL_REPLICAS)
+    offset, local = (int(os.environ.get(name, "0")) for name in names)
     return offset // (local or 1)
 
 

@@ -2,7 +2,7 @@
 
 TensorFlow's stateful random operations draw from one stream per process. On more than one replica, and after
 `reset_ipu_seed`, operations traced for the device draw instead from the seed, their own seed, the replica's number and
-how often the replica has come by: so numbers do not depend on how many replicas a process happens to hold.
+how often the replica has executed them: so numbers do not depend on how many replicas a process holds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, Dict, List, Optional
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, resource_variable_ops
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.runtime import replicas
 from tf_ipu_dp.emulator.sdk_api import popdist
 
+_PATCH = "random numbers"
 _STATELESS = {
     "random_uniform": lambda shape, dtype, key: tf.random.stateless_uniform(shape, key, dtype=dtype),
     "random_standard_normal": lambda shape, dtype, key: tf.random.stateless_normal(shape, key, dtype=dtype),
@@ -29,18 +31,18 @@ _seed: List[Any] = []
 
 
 def extend_tensorflow() -> None:
-    """Makes random operations look for a program of the device. Doing it twice is harmless."""
-    if _stock:
+    """Makes random operations look for a program of the device. Calling it twice is harmless."""
+    if patches.is_applied(_PATCH):
         return
-    for name, make in _STATELESS.items():
+    replacements = {name: _dispatch(name, make) for name, make in _STATELESS.items()}
+    replacements["random_uniform_int"] = _dispatch_int
+    for name, replacement in replacements.items():
         _stock[name] = getattr(gen_random_ops, name)
-        setattr(gen_random_ops, name, _dispatch(name, make))
-    _stock["random_uniform_int"] = gen_random_ops.random_uniform_int
-    gen_random_ops.random_uniform_int = _dispatch_int
+        patches.set_attribute(_PATCH, gen_random_ops, name, replacement)
 
 
 def reset_seed(seed: int, identical: bool) -> None:
-    """Starts all random numbers of the device anew."""
+    """Restarts all random numbers of the device."""
     _reset[0] = seed
     for counter in _counters:
         counter.assign(0)
@@ -48,12 +50,12 @@ def reset_seed(seed: int, identical: bool) -> None:
 
 
 def forget_seed() -> None:
-    """Makes the start random again."""
+    """Returns to a random seed."""
     _reset[0] = None
 
 
 def generation() -> int:
-    """Changes when functions that have been traced draw from the wrong place."""
+    """Returns a number that changes when functions have to be traced again to draw from the right source."""
     return int(_reset[0] is not None)
 
 
@@ -91,18 +93,18 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     with tf.init_scope():
         counter = _variable()
         _counters.append(counter)
-    came_by = counter.assign_add(1, read_value=True) - 1
+    executions = counter.assign_add(1, read_value=True) - 1
     # The same for each operation whatever else the process does: its place in the program, and its own seeds.
     own = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
     program.random_ops += 1
-    shared = program.replicas if not program.together and not program.updating else 1
+    shared = program.replicas if not program.concurrent and not program.updating else 1
     number = program.index() + popdist.getReplicaIndexOffset()
     start = tf.constant(0 if seed or seed2 else _base[0])
     if _reset[0] is not None:
         start, differ = tf.unstack(_seed_variable().read_value())
         number *= differ
     first = tf.random.stateless_uniform([2], [start, own], minval=None, maxval=None, dtype=tf.int32)
-    return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + came_by // shared])
+    return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + executions // shared])
 
 
 def _seed_variable() -> Any:
@@ -113,7 +115,7 @@ def _seed_variable() -> Any:
 
 
 def _variable(start: Any = 0) -> Any:
-    """Makes integers that live outside the function being traced, which may not make variables of its own."""
+    """Makes integers outside the function being traced, which may not make variables of its own."""
     return resource_variable_ops.ResourceVariable(start, dtype=tf.int32, trainable=False)
 
 

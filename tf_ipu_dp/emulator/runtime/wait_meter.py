@@ -1,6 +1,7 @@
-"""How long a program of the device has waited for something, and whether it does right now. Imports TensorFlow late.
+"""How long a program of the device has waited for something, and whether it is waiting right now.
 
-The program itself notes both in variables as it runs; any thread may read them meanwhile.
+The program itself notes both in variables as it runs; any thread may read them meanwhile. TensorFlow is imported late,
+because `popdist` and `gcipuinfo` must not import it.
 """
 
 from __future__ import annotations
@@ -8,39 +9,42 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Sequence
 
+from tf_ipu_dp.emulator.runtime import replica_handles
+
 
 class Meter:
-    """What one kind of waiting has cost so far."""
+    """How long one kind of waiting has taken so far."""
 
     def __init__(self) -> None:
-        # Seconds, and how many waits have begun and ended. Each by itself: operations on one variable keep an order.
-        self._noted: Dict[str, Any] = {}
+        # Seconds, and how many waits have begun and ended. In separate variables, because TensorFlow orders the
+        # operations on one variable.
+        self._variables: Dict[str, Any] = {}
 
     def seconds(self) -> float:
         """Returns the time that has been spent waiting."""
         return self._read("seconds")
 
     def is_waiting(self) -> bool:
-        """Whether somebody waits."""
+        """Whether the program is waiting now."""
         begun = self._read("begun")
         return begun > self._read("ended")
 
-    def settle(self) -> None:
-        """Says that nobody waits: a program that failed while it did has not noted its end."""
+    def clear_unfinished(self) -> None:
+        """Ends waits that have no end, because the program failed while it was waiting."""
         if self._read("begun") != self._read("ended"):
             for name in ("begun", "ended"):
                 self._variable(name).assign(0.0)
 
     def begin(self, after: Sequence[Any]) -> Any:
-        """Notes, when these are there, that the waiting begins, and returns the operation. For traced programs."""
+        """Returns an operation that notes the beginning of a wait, once these tensors are computed."""
         return self._add("begun", 1.0, after)
 
     def end(self, after: Sequence[Any]) -> Any:
-        """Notes, when these are there, that it has ended, and returns the operation."""
+        """Returns an operation that notes its end, once these tensors are computed."""
         return self._add("ended", 1.0, after)
 
     def spend(self, seconds: Any) -> Any:
-        """Notes what it has cost, and returns the operation."""
+        """Returns an operation that adds to the time."""
         import tensorflow as tf
 
         return self._add("seconds", tf.maximum(seconds, tf.zeros([], tf.float64)), ())
@@ -52,26 +56,24 @@ class Meter:
             return self._variable(name).assign_add(tf.convert_to_tensor(value, tf.float64), read_value=False)
 
     def _read(self, name: str) -> float:
-        return float(self._noted[name].numpy()) if name in self._noted else 0.0
+        return float(self._variables[name].numpy()) if name in self._variables else 0.0
 
     def _variable(self, name: str) -> Any:
-        if name not in self._noted:
+        if name not in self._variables:
             import tensorflow as tf
             from tensorflow.python.ops import resource_variable_ops
 
-            from tf_ipu_dp.emulator.runtime import replicas
-
             with tf.init_scope():
-                noted = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
-            replicas.keep_on_host(noted)
-            self._noted[name] = noted
-        return self._noted[name]
+                variable = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
+            replica_handles.keep_on_host(variable)
+            self._variables[name] = variable
+        return self._variables[name]
 
 
 def now(after: Sequence[Any] = ()) -> Any:
-    """Returns the time when these are there, in a traced program.
+    """Returns the time at which these tensors are computed, in a traced program.
 
-    TensorFlow's own clock refuses to run where a program has asked for deterministic operations.
+    TensorFlow's own clock is refused where a program has asked for deterministic operations.
     """
     import tensorflow as tf
     from tensorflow.python.framework import config

@@ -2,7 +2,7 @@
 
 Keys and formats are those of the SDK. What hardware would have to measure (power, temperature) is "N/A"; utilisation is
 measured: the time of executions without the time that they waited for input. Two keys are the emulator's own: how long
-the executions waited, and how long ago the process last told so.
+the executions waited, and how old the heartbeat of the process is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _mode: Optional[int] = None
 
 
 class gcipuinfo:  # noqa: N801
-    """An inventory of the partition's IPUs. Values are those of construction until they are refreshed."""
+    """An inventory of the partition's IPUs. Values stay the same until they are refreshed."""
 
     def __init__(self, mode: int = DiscoverActivePartitionIPUs) -> None:
         global _mode  # noqa: PLW0603
@@ -51,7 +51,7 @@ class gcipuinfo:  # noqa: N801
         self._partition = registry.Partition.from_environment(os.environ)
         self._refreshes = False
         self._devices: List[Dict[str, str]] = []
-        self._looks: Dict[Tuple[int, float], Tuple[registry.Meter, Dict[str, str]]] = {}
+        self._previous: Dict[Tuple[int, float], Tuple[registry.Meter, Dict[str, str]]] = {}
         self.updateData()
 
     def getDevices(self) -> List[Dict[str, str]]:  # noqa: N802
@@ -75,20 +75,20 @@ class gcipuinfo:  # noqa: N801
         return found[0].get(label, "") if found else ""
 
     def setUpdateMode(self, refresh: bool) -> None:  # noqa: N802
-        """Whether every question reads the values anew."""
+        """Sets whether every query refreshes the values."""
         self._refreshes = refresh
 
     def updateData(self) -> bool:  # noqa: N802
-        """Reads the values anew, once."""
+        """Refreshes the values once."""
         holders: Dict[int, Tuple[registry.Owner, Dict[str, str]]] = {}
-        looks = {}
+        previous = {}
         now = time.monotonic()
         for holding in self._partition.holdings():
             key = (holding.owner.pid, holding.meter.attached)
-            before, told = self._looks.get(key, (holding.earlier, _NOT_YET))
-            looks[key], activity = _activity(holding.meter, before, told, now)
+            before, reported = self._previous.get(key, (holding.earlier, _NOT_YET))
+            previous[key], activity = _activity(holding.meter, before, reported, now)
             holders.update((ipu, (holding.owner, activity)) for ipu in holding.owner.ipus)
-        self._looks = looks
+        self._previous = previous
         # A process may have been started with a larger partition than this one.
         ipus = sorted({*range(self._partition.size), *holders})
         self._devices = [_describe(ipu, *holders.get(ipu, (None, _IDLE))) for ipu in ipus]
@@ -117,23 +117,23 @@ class gcipuinfo:  # noqa: N801
 
 
 def _activity(
-    meter: registry.Meter, before: registry.Meter, told: Dict[str, str], now: float
+    meter: registry.Meter, before: registry.Meter, reported: Dict[str, str], now: float
 ) -> Tuple[Tuple[registry.Meter, Dict[str, str]], Dict[str, str]]:
-    """Returns what to keep for the next look, and the shares of time since the one before and since the attachment."""
-    span = meter.beat - before.beat
-    age = max(0.0, now - meter.beat)
+    """Returns what to keep for the next update, and the shares of time since the last one and since the attachment."""
+    span = meter.heartbeat - before.heartbeat
+    age = max(0.0, now - meter.heartbeat)
     if span > 0:
-        told = {
+        reported = {
             IpuUtilisation: _share(meter.busy - before.busy, span),
             INPUT_WAIT: _share(meter.waiting - before.waiting, span),
         }
-        # Waiting that shows late takes back work that was told already: the next looks tell less, not this one alone.
+        # Waiting that becomes known late was counted as busy before; the correction is spread over the next updates.
         before = dataclasses.replace(meter, busy=max(meter.busy, before.busy))
-    activity = {**told, HEARTBEAT_AGE: f"{age:.1f} s"}
+    activity = {**reported, HEARTBEAT_AGE: f"{age:.1f} s"}
     if age > STALE_S:
         activity.update({IpuUtilisation: _UNKNOWN, INPUT_WAIT: _UNKNOWN})
-    activity[IpuUtilisationSession] = _share(meter.busy, meter.beat - meter.attached)
-    return (before, told), activity
+    activity[IpuUtilisationSession] = _share(meter.busy, meter.heartbeat - meter.attached)
+    return (before, reported), activity
 
 
 def _share(part: float, seconds: float) -> str:

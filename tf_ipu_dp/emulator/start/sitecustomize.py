@@ -8,20 +8,20 @@ from pathlib import Path
 _here = Path(__file__).resolve().parent
 _root = _here.parents[2]
 
-# The program is to get the emulator of the poprun that started it, from wherever it was installed.
+# The program uses the emulator of the poprun that started it, wherever that is installed.
 _found = importlib.util.find_spec("tf_ipu_dp")
 if _found is None or _found.origin is None or Path(_found.origin).resolve().parents[1] != _root:
     sys.path.insert(0, str(_root))
 
 from tf_ipu_dp import emulator  # noqa: E402
 
-# What else is there must not hide the program's own modules, or those that are installed.
+# Other modules in that directory must not hide the program's own or installed ones.
 if sys.path[0] == str(_root):
     sys.path.append(sys.path.pop(0))
 
 emulator.install()
 
-# Another sitecustomize further down the path is as welcome as it would be without this one.
+# Run the sitecustomize that Python would have found without this one.
 _rest = [path for path in sys.path if Path(path).resolve() != _here]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _rest)
 if _spec is not None and _spec.loader is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras import models
+from tf_ipu_dp.emulator.keras import model_options
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 
@@ -269,7 +269,7 @@ def test_an_execution_longer_than_the_epoch_is_cut_with_a_warning(scope, caplog)
         logging.getLogger("tensorflow").propagate = True
         with caplog.at_level(logging.WARNING, logger="tensorflow"):
             model.fit(dataset(), verbose=0)
-    assert "is cut to that" in caplog.text
+    assert "is reduced to that" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_options_are_saved_with_a_model(scope, tmp_path, format):
         model.set_replication_options("LIST")
         model.save(path, save_format=format)
         loaded = tf.keras.models.load_model(path)
-    assert models.options_of(loaded) == models.options_of(model) != models.Options()
+    assert model_options.options_of(loaded) == model_options.options_of(model) != model_options.Options()
     plain = tf.keras.models.load_model(path)  # outside a scope it is a plain model
     assert_same(plain.get_weights(), model.get_weights(), 0.0)
 
@@ -462,7 +462,7 @@ class Unbuilt(tf.keras.Model):
         return self.out(self.hidden(inputs))
 
 
-@pytest.mark.parametrize("replicas, accumulation", [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("make", [Unbuilt, unbuilt_sequential])
 def test_a_model_without_a_known_input_is_built_by_its_data(scope, make, replicas, accumulation):
     with scope(replicas).scope():

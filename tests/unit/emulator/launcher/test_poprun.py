@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp.emulator import poprun
-from tf_ipu_dp.emulator.launcher import poprun_options
+from tf_ipu_dp.emulator.launcher import job, poprun_options
 
 SMALL = st.integers(1, 64)
 
@@ -52,16 +52,16 @@ def is_running(pid):
 
 
 @given(SMALL, SMALL, SMALL, st.sampled_from([1, 2, 3, 4]))
-def test_a_job_is_dealt_evenly_or_refused(replicas, instances, ipus_per_replica, hosts):
+def test_a_job_is_spread_evenly_or_refused(replicas, instances, ipus_per_replica, hosts):
     ipus = replicas * ipus_per_replica
     possible = replicas % instances == 0 and instances % hosts == 0 and bin(ipus).count("1") == 1
     try:
-        job = poprun.plan_job(replicas, instances, ipus_per_replica, [f"h{number}" for number in range(hosts)])
-    except poprun.LayoutError:
+        planned = job.plan_job(replicas, instances, ipus_per_replica, [f"h{number}" for number in range(hosts)])
+    except poprun_options.OptionError:
         assert not possible
         return
     assert possible
-    places = [job.variables(instance) for instance in range(instances)]
+    places = [planned.variables(instance) for instance in range(instances)]
     offsets = [int(place["POPDIST_REPLICA_INDEX_OFFSET"]) for place in places]
     assert offsets == list(range(0, replicas, replicas // instances))
     assert [int(place["HOROVOD_RANK"]) for place in places] == list(range(instances))
@@ -78,9 +78,9 @@ def test_following_the_advice_leads_to_a_job(replicas, instances, ipus_per_repli
     asked = {"num-replicas": replicas, "num-instances": instances, "ipus-per-replica": ipus_per_replica}
     for _ in range(4):
         try:
-            poprun.plan_job(*asked.values(), partition=64 * 64)
+            job.plan_job(*asked.values(), partition=64 * 64)
             return
-        except poprun.LayoutError as error:
+        except poprun_options.OptionError as error:
             advice = re.findall(r"--([\w-]+) (\d+)", str(error).split(" Use ")[1])
             assert advice, error
             asked.update((name, int(number)) for name, number in advice)
@@ -127,7 +127,7 @@ def test_every_option_of_the_sdk_is_known():
     }  # fmt: skip
 
 
-def test_arguments_for_mpirun_are_understood_as_far_as_they_can_be():
+def test_the_arguments_for_mpirun_that_have_a_meaning_here_are_read():
     found = poprun_options.read_mpi_arguments(
         "--tag-output --mca plm_rsh_agent 'rsh -n' --mca btl_tcp_if_include 10.1.0.0/16 --mca btl tcp",
         "-x HERE -x 'GIVEN=a b' --oversubscribe",
@@ -137,7 +137,7 @@ def test_arguments_for_mpirun_are_understood_as_far_as_they_can_be():
     assert found.rest == ["--oversubscribe", "--mca btl tcp"]
 
 
-def test_options_survive_a_file_and_the_command_line_goes_before_it(tmp_path):
+def test_options_survive_a_file_and_the_command_line_wins_over_it(tmp_path):
     path = tmp_path / "job.json"
     words = ["--num-replicas", "4", "--print-topology", "no", "--export-config", str(path), "program", "--flag"]
     poprun_options.export(poprun_options.parse(words))
@@ -168,7 +168,7 @@ def test_the_emulator_is_there_without_the_program_knowing():
     assert (code, out) == (0, "[1,0]<stdout>:2 a b\n")
 
 
-def test_the_topology_is_a_table_and_what_has_no_effect_is_said_once():
+def test_the_topology_is_a_table_and_options_without_effect_are_named_once():
     code, out, err = run(
         "--num-instances", 2, "--num-replicas", 4, "--ipus-per-replica", 2, "--num-ilds", 2, "--print-topology", "yes",
         "--vipu-partition", "p", "--update-partition=yes", "true",
@@ -189,7 +189,7 @@ def test_the_topology_is_a_table_and_what_has_no_effect_is_said_once():
         ("--num-replicas 3 x", "powers of two. Use --num-replicas 2 or 4."),
         ("--num-replicas 4 --ipus-per-replica 3 x", "Use --ipus-per-replica 2 or 4."),
         ("--num-replicas 128 x", "the emulated partition has 64. Use --num-replicas 64 or IPU_EMULATOR_IPUS=128."),
-        ("--host a,b --num-instances 3 --num-replicas 4 x", "dealt evenly to 2 hosts. Use --num-instances 2 or 4."),
+        ("--host a,b --num-instances 3 --num-replicas 4 x", "spread evenly over 2 hosts. Use --num-instances 2 or 4."),
         ("--num-replicas x y", "--num-replicas x is not a whole number."),
         ("--num-replicas 0 y", "Use --num-replicas 1 or more."),
         ("--num-replica 2 y", "There is no option --num-replica. Did you mean --num-replicas?"),
@@ -197,11 +197,11 @@ def test_the_topology_is_a_table_and_what_has_no_effect_is_said_once():
         ("--host h[0-x] y", "'0-x' is not a range like 0-2."),
         ("--num-replicas 2", "no program"),
         ("--num-replicas", "--num-replicas needs a value"),
-        ("--only-output-from-instance 1 x", "is none of 0 to 0"),
+        ("--only-output-from-instance 1 x", "There is no instance 1 for --only-output-from-instance"),
         ("--num-replicas 1 no_such_program", "no_such_program cannot be started (No such file or directory)."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_sentence(words, text, capfd, monkeypatch):
+def test_impossible_options_are_refused_in_a_sentence(words, text, capfd, monkeypatch):
     monkeypatch.delenv("IPU_EMULATOR_IPUS", raising=False)
     assert poprun.main(words.split()) == 1
     out, err = capfd.readouterr()
@@ -217,19 +217,18 @@ sys.exit(7)
 """
 
 
-def test_the_first_failure_ends_all_and_is_shown_and_written_down(tmp_path):
-    began = time.monotonic()
+def test_the_first_failure_ends_all_and_is_shown_and_reported(tmp_path):
     report = tmp_path / "report.json"
     process = start_instances(4, FAILING, "--only-output-from-instance", 0, IPU_EMULATOR_REPORT=str(report))
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 7 and time.monotonic() - began < SOON_S
-    assert "[1,1]<stderr>:last words" in err and "instance 1 ended with 7" in err
-    told = json.loads(report.read_text())
-    assert (told["instance"], told["status"], told["last_lines"]) == (1, 7, ["last words"])
+    assert process.returncode == 7
+    assert "[1,1]<stderr>:last words" in err and "instance 1 exited with status 7" in err
+    written = json.loads(report.read_text())
+    assert (written["instance"], written["status"], written["last_lines"]) == (1, 7, ["last words"])
     assert list(tmp_path.iterdir()) == [report]
 
 
-ECHOING = """
+LOSING_ITS_PEER = """
 import os, socket, sys, time
 where = "\\0" + os.environ["WHERE"]
 own = socket.socket(socket.AF_UNIX)
@@ -247,20 +246,20 @@ os._exit(1)
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_a_killed_instance_is_the_first_even_if_another_feels_its_loss_at_once(attempt):
-    process = start_instances(2, ECHOING, WHERE=f"{os.getpid()}-{attempt}")
+def test_a_killed_instance_is_the_first_even_if_its_peer_fails_at_once(attempt):
+    process = start_instances(2, LOSING_ITS_PEER, WHERE=f"{os.getpid()}-{attempt}")
     os.kill(int(process.stdout.readline().split(":")[1]), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 137 and "instance 1 ended with 137 (SIGKILL)" in err
+    assert process.returncode == 137 and "instance 1 was killed by SIGKILL" in err
 
 
-LEAVING = """
+SENDING_EXIT_NOTICES = """
 import os, socket, sys, time
 from tf_ipu_dp.emulator.launcher import exit_notices
 where = "\\0" + os.environ["WHERE"]
 own = socket.socket(socket.AF_UNIX)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    exit_notices.say(os.environ, 1)
+    exit_notices.send(os.environ, 1)
     own.bind(where)
     own.listen()
     other, _ = own.accept()
@@ -268,18 +267,21 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     sys.exit(int(os.environ["STATUS"]))
 while own.connect_ex(where):
     time.sleep(0.01)
-exit_notices.say(os.environ, 0)
+exit_notices.send(os.environ, 0)
 sys.exit(5)
 """
 
 
 @pytest.mark.parametrize(("status", "blamed"), [("3", (1, 3)), ("0", (0, 5))])
-def test_who_says_first_that_it_leaves_has_failed_first_if_it_fails_at_all(status, blamed):
-    process = start_instances(2, LEAVING, WHERE=f"{os.getpid()}-{status}", STATUS=status)
+def test_the_instance_with_the_first_exit_notice_failed_first_if_it_failed_at_all(status, blamed):
+    process = start_instances(2, SENDING_EXIT_NOTICES, WHERE=f"{os.getpid()}-{status}", STATUS=status)
     _, err = process.communicate(timeout=120)
     instance, code = blamed
     assert process.returncode == code
-    assert err.splitlines()[-1] == f"poprun: instance {instance} ended with {code}; the others were ended."
+    assert (
+        err.splitlines()[-1]
+        == f"poprun: instance {instance} exited with status {code}; the other instances were stopped."
+    )
 
 
 DEVICES = """
@@ -292,10 +294,10 @@ time.sleep(300 * popdist.getInstanceIndex())
 def test_jobs_beside_each_other_have_different_ipus(tmp_path):
     partition = {"IPU_EMULATOR_DIR": str(tmp_path / "partition"), "IPU_EMULATOR_IPUS": "8"}
     jobs = [start_instances(2, DEVICES, **partition) for _ in range(4)]
-    found = [[int(job.stdout.readline().split(":")[1]) for _ in range(2)] for job in jobs]
-    for job in jobs:
-        job.kill()
-        job.communicate()
+    found = [[int(each.stdout.readline().split(":")[1]) for _ in range(2)] for each in jobs]
+    for each in jobs:
+        each.kill()
+        each.communicate()
     assert sorted(map(sorted, found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -308,13 +310,12 @@ time.sleep(300)
 """
 
 
-def test_who_does_not_listen_and_who_has_run_away_are_ended_too():
+def test_processes_that_ignore_sigterm_or_left_their_session_are_ended_too():
     process = start_instances(2, STUBBORN)
     pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split(":")[1].split()]
-    began = time.monotonic()
     os.kill(pids[0], signal.SIGUSR1)
     process.communicate(timeout=120)
-    assert process.returncode == 3 and time.monotonic() - began < SOON_S
+    assert process.returncode == 3
     assert not [pid for pid in pids if is_running(pid)]
 
 
@@ -355,7 +356,7 @@ time.sleep(300)
 """
 
 
-def test_a_signal_is_passed_on_once_and_leaves_time_to_save():
+def test_a_signal_is_forwarded_once_and_leaves_time_to_save():
     process = start("--num-instances", 2, "--num-replicas", 2, sys.executable, "-c", SAVING, 4)
     for _ in range(2):
         process.stdout.readline()
@@ -365,17 +366,16 @@ def test_a_signal_is_passed_on_once_and_leaves_time_to_save():
     assert sorted(line.split(":")[1] for line in out.splitlines()) == ["asked"] * 2 + ["saved"] * 2
 
 
-def test_a_second_signal_ends_all_at_once():
+def test_a_second_signal_kills_all_at_once():
     process = start("--num-instances", 2, "--num-replicas", 2, sys.executable, "-c", SAVING, 300)
     for _ in range(2):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     for _ in range(2):
         assert process.stdout.readline().endswith("asked\n")
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130 and not out and time.monotonic() - began < SOON_S
+    assert process.returncode == 130 and not out
 
 
 PRINTING = """
@@ -402,7 +402,7 @@ def test_lines_stay_whole_and_keep_every_byte():
     assert len(lines) == 4 * 302
 
 
-def test_a_reader_who_leaves_ends_the_job_quietly():
+def test_a_closed_output_ends_the_job_quietly():
     endless = "while True: print('line', flush=True)"
     process = start_instances(2, endless)
     process.stdout.readline()

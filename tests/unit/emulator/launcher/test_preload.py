@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tf_ipu_dp import train
 from tf_ipu_dp.emulator.launcher import preload
 
 POPRUN = (sys.executable, "-m", "tf_ipu_dp.emulator.poprun")
@@ -75,7 +77,7 @@ def run(program, how, preload, module=False):
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "module"), [("3", True), ("raise", False)])
 def test_a_fork_sees_what_a_fresh_python_sees_and_ends_as_it_does(program, environs, how, module):
-    assert preload.are_possible(["python3", str(program)], environs)
+    assert preload.can_fork(["python3", str(program)], environs)
     fresh, forked = (run(program, how, preload, module) for preload in "01")
     assert all(f"[1,0]<stdout>:{words}" in fresh[1] for words in ("goodbye", "handlers run", "threads end"))
     assert forked == fresh
@@ -90,20 +92,20 @@ def environs():
 
 
 def test_only_programs_of_this_python_with_tensorflow_are_forked(environs, tmp_path):
-    assert preload.are_possible(["python3", "-c", "import tensorflow"], environs)
-    assert preload.are_possible([sys.executable, "-m", "tf_ipu_dp.train"], environs)
-    assert not preload.are_possible(["python3", "-c", "print()"], environs)
-    assert not preload.are_possible(["python3", "-u", "-c", "import tensorflow"], environs)
-    assert not preload.are_possible(["/bin/sh", "-c", "import tensorflow"], environs)
-    assert not preload.are_possible(["python3", "-c", "import tensorflow"], environs[:1])
-    assert not preload.are_possible(["python3", "-c", "import tensorflow"], [environs[0], {**environs[1], "TF_X": "1"}])
-    assert not preload.are_possible(["python3", "-m", "no.such.module"], environs)
+    assert preload.can_fork(["python3", "-c", "import tensorflow"], environs)
+    assert preload.can_fork([sys.executable, "-m", "tf_ipu_dp.train"], environs)  # by its declaration
+    assert not preload.can_fork(["python3", "-c", "print()"], environs)
+    assert not preload.can_fork(["python3", "-u", "-c", "import tensorflow"], environs)
+    assert not preload.can_fork(["/bin/sh", "-c", "import tensorflow"], environs)
+    assert not preload.can_fork(["python3", "-c", "import tensorflow"], environs[:1])
+    assert not preload.can_fork(["python3", "-c", "import tensorflow"], [environs[0], {**environs[1], "TF_X": "1"}])
+    assert not preload.can_fork(["python3", "-m", "no.such.module"], environs)
     (tmp_path / "sitecustomize.py").write_text("")
     hooked = [{**environ, "PYTHONPATH": str(tmp_path)} for environ in environs]
-    assert not preload.are_possible(["python3", "-c", "import tensorflow"], hooked)
+    assert not preload.can_fork(["python3", "-c", "import tensorflow"], hooked)
 
 
-def test_who_asks_whether_a_module_can_be_forked_imports_nothing(environs, tmp_path, monkeypatch):
+def test_the_check_whether_a_module_can_be_forked_imports_nothing(environs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     package = tmp_path / "package_of_the_user"
     package.mkdir()
@@ -111,7 +113,7 @@ def test_who_asks_whether_a_module_can_be_forked_imports_nothing(environs, tmp_p
     for name, text in (("module", "import tensorflow"), ("__main__", "import tensorflow"), ("other", "")):
         (package / f"{name}.py").write_text(text)
     for name, expected in ((".module", True), ("", True), (".other", False), (".absent", False), (".module.x", False)):
-        assert preload.are_possible(["python3", "-m", f"{package.name}{name}"], environs) == expected, name
+        assert preload.can_fork(["python3", "-m", f"{package.name}{name}"], environs) == expected, name
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_who_asks_whether_a_module_can_be_forked_imports_nothing(environs, tmp_p
     ],
 )
 def test_a_program_that_sets_what_tensorflow_reads_at_its_import_is_not_forked(environs, text, expected):
-    assert preload.are_possible(["python3", "-c", f"import os; {text}; import tensorflow"], environs) == expected
+    assert preload.can_fork(["python3", "-c", f"import os; {text}; import tensorflow"], environs) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,34 @@ def test_a_program_that_sets_what_tensorflow_reads_at_its_import_is_not_forked(e
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_variables_that_no_fork_could_follow_or_show_mean_a_fresh_start(environs, own, expected):
+def test_variables_that_a_fork_cannot_apply_or_show_mean_a_fresh_start(environs, own, expected):
     given = [{**environ, **own} for environ in environs]
-    assert preload.are_possible(["python3", "-c", "import tensorflow"], given) == expected
+    assert preload.can_fork(["python3", "-c", "import tensorflow"], given) == expected
+
+
+def test_a_program_declares_modules_to_preload_and_may_then_set_what_tensorflow_reads(environs):
+    text = "# poprun preloads: first.part, second\nimport os; os.environ['TF_CPP_MIN_LOG_LEVEL'] = '1'"
+    assert preload.declared_modules(text) == ("first.part", "second")
+    assert preload.can_fork(["python3", "-c", text], environs)
+    assert preload.declared_modules("x = 1  # poprun preloads: nothing") == ()
+
+
+def test_the_modules_to_preload_exist():
+    declared = preload.declared_modules(Path(train.__file__).read_text(encoding="utf-8"))
+    own = [name for name in preload.MODULES if name.startswith("tf_ipu_dp")]
+    assert declared and own
+    assert not [name for name in (*declared, *own) if find_spec(name) is None]
+
+
+@pytest.mark.slow
+def test_declared_modules_beside_a_program_are_imported_once_by_poprun(tmp_path):
+    (tmp_path / "own_module.py").write_text("import os\nimported_by = os.getpid()\n", encoding="utf-8")
+    program = tmp_path / "program.py"
+    lines = ["# poprun preloads: own_module", "import os", "import own_module", "import tensorflow"]
+    lines.append("print(own_module.imported_by == os.getppid())")
+    program.write_text("\n".join(lines), encoding="utf-8")
+    done = subprocess.run(
+        [*POPRUN, "--num-instances=2", "--num-replicas=2", "python3", str(program)],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["[1,0]<stdout>:True", "[1,1]<stdout>:True"], done.stderr

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator.launcher import exit_notices, hosts, rendezvous
+from tf_ipu_dp.emulator.launcher import exit_notices, network, rendezvous
 
 ALONE = {"CROSS_SIZE": 1, "SIZE": 2}
 
@@ -39,7 +39,7 @@ def test_ranks_are_those_of_the_launcher(on_host, on, launcher):
         }  # fmt: skip
 
 
-def test_instances_that_are_dealt_to_hosts_in_turns_are_refused_where_the_host_is_not_told():
+def test_instances_that_alternate_between_hosts_are_refused_where_the_host_is_not_known():
     slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "0"}
     told = rendezvous.find_ranks({**slurm, "SLURM_NODEID": "1"}, 1, 4)
     assert (told["LOCAL_RANK"], told["CROSS_RANK"]) == (0, 1)
@@ -85,76 +85,76 @@ def test_mpi_that_horovod_has_not_is_refused():
 
 def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
     jobs = [{"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0"} for number in range(100)]
-    places = {rendezvous.find_place(job, ALONE) for job in jobs}
-    assert len(places) > 95 and all(address == hosts.LOOPBACK and 15_000 <= port < 32_000 for address, port in places)
-    assert rendezvous.find_place(jobs[0], ALONE) == rendezvous.find_place(dict(jobs[0]), ALONE)
-    assert rendezvous.find_place({}, ALONE) == rendezvous.find_place({}, ALONE)  # by their common parent
+    places = {rendezvous.find_server(job, ALONE) for job in jobs}
+    assert len(places) > 95 and all(address == network.LOOPBACK and 15_000 <= port < 32_000 for address, port in places)
+    assert rendezvous.find_server(jobs[0], ALONE) == rendezvous.find_server(dict(jobs[0]), ALONE)
+    assert rendezvous.find_server({}, ALONE) == rendezvous.find_server({}, ALONE)  # by their common parent
 
 
 @pytest.mark.parametrize(
     ("environ", "ranks", "sentence"),
     [
         ({}, {"CROSS_SIZE": 2, "SIZE": 4}, "are on 2 hosts .* Set IPU_EMULATOR_RENDEZVOUS=HOST:PORT"),
-        ({"IPU_EMULATOR_RENDEZVOUS": "here"}, ALONE, "is not a place like node0:29400"),
+        ({"IPU_EMULATOR_RENDEZVOUS": "here"}, ALONE, "is not an address like node0:29400"),
         ({"IPU_EMULATOR_RENDEZVOUS": "no.such.host.invalid:29400"}, ALONE, "name no.such.host.invalid is not known"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused_in_a_sentence(environ, ranks, sentence):
     with pytest.raises(RuntimeError, match=sentence):
-        rendezvous.find_place(environ, ranks)
+        rendezvous.find_server(environ, ranks)
 
 
 def test_a_port_that_is_taken_is_named():
     pytest.importorskip("horovod")
     with socket.socket() as other:
-        other.bind((hosts.LOOPBACK, 0))
+        other.bind((network.LOOPBACK, 0))
         other.listen()
-        place = f"{hosts.LOOPBACK}:{other.getsockname()[1]}"
+        place = f"{network.LOOPBACK}:{other.getsockname()[1]}"
         with pytest.raises(RuntimeError, match=f"Port {other.getsockname()[1]} is taken"):
             rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": place}, 0, 2)
 
 
 def test_an_instance_0_that_does_not_come_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(rendezvous, "_TIMEOUT_S", 0.3)
     with pytest.raises(RuntimeError, match=r"Instance 0 did not answer at 127\.0\.0\.1 port 1 within"):
         rendezvous.complete({"IPU_EMULATOR_RENDEZVOUS": "127.0.0.1:1"}, 1, 2)
 
 
 def ask(server, method, path, body=None):
-    connection = http.client.HTTPConnection(hosts.LOOPBACK, server.port, timeout=10)
+    connection = http.client.HTTPConnection(network.LOOPBACK, server.port, timeout=10)
     with contextlib.closing(connection):
         connection.request(method, path, body)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
 
-def test_addresses_are_forgotten_when_all_have_met_even_if_circles_meet_at_the_same_time():
-    circles = [("global", 4), ("local_a", 2), ("local_b", 2), ("cross_0", 2), ("cross_1", 2)]
-    server = rendezvous.Server([("a", 2), ("b", 2)], hosts.LOOPBACK)
+def test_addresses_are_forgotten_when_all_have_connected_even_if_groups_connect_at_the_same_time():
+    groups = [("global", 4), ("local_a", 2), ("local_b", 2), ("cross_0", 2), ("cross_1", 2)]
+    server = rendezvous.Server([("a", 2), ("b", 2)], network.LOOPBACK)
     try:
-        for _ in range(2):  # meetings
-            for circle, size in circles:
+        for _ in range(2):  # starts of Horovod
+            for group, size in groups:
                 for rank in range(size):
-                    assert ask(server, "PUT", f"/{circle}/{rank}", b"address")[0] == 200
+                    assert ask(server, "PUT", f"/{group}/{rank}", b"address")[0] == 200
             for rank in range(4):
-                for circle, size in circles:
+                for group, size in groups:
                     if rank < size:
-                        assert ask(server, "GET", f"/{circle}/0") == (200, b"address")
-                        assert ask(server, "DELETE", f"/{circle}/{rank}")[0] == 200
-            assert all(ask(server, "GET", f"/{circle}/0")[0] == 404 for circle, _ in circles)
+                        assert ask(server, "GET", f"/{group}/0") == (200, b"address")
+                        assert ask(server, "DELETE", f"/{group}/{rank}")[0] == 200
+            assert all(ask(server, "GET", f"/{group}/0")[0] == 404 for group, _ in groups)
     finally:
         server.stop()
 
 
-def test_who_leaves_is_told_before_it_is_answered():
-    told = []
-    server = rendezvous.Server([("a", 2)], hosts.LOOPBACK, on_leaving=told.append)
-    environ = rendezvous.variables(hosts.LOOPBACK, server.port, "lo", "a")
+def test_an_exit_notice_is_passed_on_before_it_is_answered():
+    noticed = []
+    server = rendezvous.Server([("a", 2)], network.LOOPBACK, on_exit_notice=noticed.append)
+    environ = rendezvous.variables(network.LOOPBACK, server.port, "lo", "a")
     try:
-        exit_notices.say(environ, 1)
-        assert told == [1]
+        exit_notices.send(environ, 1)
+        assert noticed == [1]
     finally:
         server.stop()
-    exit_notices.say(environ, 0)  # nobody is there any more
-    exit_notices.say({}, 0)
-    assert told == [1]
+    exit_notices.send(environ, 0)  # the server is gone
+    exit_notices.send({}, 0)
+    assert noticed == [1]

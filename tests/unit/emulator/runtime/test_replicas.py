@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras import names
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue, ipu_strategy, utils
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import all_to_all_op, cross_replica_ops, reduce_scatter_op, replication_ops
 
-names.add_to_keras()
+on_import.apply_patches()
 X = np.random.RandomState(1).randn(48, 3).astype("float32")
 Y = (X @ [[1.0], [2.0], [-1.0]] + 0.5).astype("float32")
 
@@ -243,7 +243,7 @@ def test_every_replica_has_variables_of_its_own_and_the_host_sees_the_first(scop
     np.testing.assert_array_equal(seen.dequeue(), [[1, 2, 3, 4], [2, 4, 6, 8], [101, 102, 103, 104]])
 
 
-def test_a_function_shared_by_two_programs_still_meets(scope):
+def test_a_function_shared_by_two_programs_has_collectives_in_both(scope):
     strategy = scope(2)
 
     @tf.function
@@ -254,7 +254,7 @@ def test_a_function_shared_by_two_programs_still_meets(scope):
     assert [float(strategy.run(program)) for program in (one, other, one)] == [3.0, 6.0, 3.0]
 
 
-def test_a_loss_that_needs_the_other_replicas_makes_fit_run_them_together(scope):
+def test_a_loss_that_needs_the_other_replicas_makes_fit_run_them_concurrently(scope):
     class Shared(tf.keras.losses.Loss):
         def call(self, y_true, y_pred):
             own = tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
@@ -269,11 +269,11 @@ def test_a_loss_that_needs_the_other_replicas_makes_fit_run_them_together(scope)
             history = model.fit(data(), steps_per_epoch=8, verbose=0)
             return model.get_weights(), history.history["loss"][0], model.predict(X, batch_size=2, verbose=0)
 
-    together, sliced = train(Shared()), train("mse")
-    for one, other in zip(together[0], sliced[0]):
+    concurrent, sliced = train(Shared()), train("mse")
+    for one, other in zip(concurrent[0], sliced[0]):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-    np.testing.assert_allclose(together[1], sliced[1] + sliced[1].sum(), rtol=1e-5)
-    np.testing.assert_allclose(together[2], sliced[2], rtol=1e-5)
+    np.testing.assert_allclose(concurrent[1], sliced[1] + sliced[1].sum(), rtol=1e-5)
+    np.testing.assert_allclose(concurrent[2], sliced[2], rtol=1e-5)
 
 
 def test_reset_ipu_seed_repeats_the_numbers_and_replicas_differ_unless_asked(scope):

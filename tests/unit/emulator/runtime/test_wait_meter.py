@@ -47,7 +47,7 @@ def test_ipus_do_not_work_while_a_program_is_traced(scope, replicas, run):
     run(strategy)
     elapsed = time.monotonic() - began
     (holding,) = registry.Partition.from_environment(os.environ).holdings()
-    assert holding.meter.beat - holding.meter.attached > TRACING_S
+    assert holding.meter.heartbeat - holding.meter.attached > TRACING_S
     assert traced_s and 0 < holding.meter.busy < elapsed - sum(traced_s)
 
 

@@ -82,8 +82,7 @@ DEFAULTS = {
 
 
 @pytest.fixture(autouse=True)
-def partition(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def _partition_of_16(monkeypatch, emulator_dir):
     monkeypatch.setenv("IPU_EMULATOR_IPUS", "16")
     monkeypatch.delenv("TF_POPLAR_FLAGS", raising=False)
     yield

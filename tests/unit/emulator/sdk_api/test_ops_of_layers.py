@@ -54,8 +54,8 @@ def test_a_host_embedding_without_an_optimizer_does_not_learn_and_bad_ones_are_r
     assert tape.gradient(rows, tape.watched_variables()) == (None,)
     with pytest.raises(ValueError, match="partition_strategy"):
         embedding_ops.create_host_embedding("other", [2, 2], tf.float32, partition_strategy="ROWS")
+    spec = embedding_ops.HostEmbeddingOptimizerSpec(0.1, "Adam")
     with pytest.raises(ValueError, match="SGD"):
-        spec = embedding_ops.HostEmbeddingOptimizerSpec(0.1, "Adam")
         embedding_ops.create_host_embedding("another", [2, 2], tf.float32, optimizer_spec=spec)
 
 

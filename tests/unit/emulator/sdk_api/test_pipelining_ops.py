@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import pipeline_layout, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue, ipu_outfeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
@@ -22,8 +22,7 @@ SEQUENTIAL = {"pipeline_schedule": PipelineSchedule.Sequential, "device_mapping"
 
 
 @pytest.fixture(autouse=True)
-def _one_ipu(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def _one_ipu(emulator_dir):
     yield
     ipu_config.reset_ipu_configuration()
 
@@ -360,21 +359,21 @@ def test_the_count_of_three_stages_is_a_multiple_that_depends_on_the_schedule(sc
     for count in range(1, 20):
         if count % multiple:
             with pytest.raises(tf.errors.FailedPreconditionError, match=f"must be a multiple of {multiple} "):
-                pipelining_ops.check_iterations(count, 3, schedule, training)
+                pipeline_layout.check_iterations(count, 3, schedule, training)
         else:
-            pipelining_ops.check_iterations(count, 3, schedule, training)
+            pipeline_layout.check_iterations(count, 3, schedule, training)
 
 
 def test_with_io_tiles_the_count_has_a_lower_bound_only():
     configure(num_io_tiles=32, place_ops_on_io_tiles=True)
-    pipelining_ops.check_iterations(9, 3, PipelineSchedule.Grouped, True)
+    pipeline_layout.check_iterations(9, 3, PipelineSchedule.Grouped, True)
     with pytest.raises(tf.errors.FailedPreconditionError, match="at least 8"):
-        pipelining_ops.check_iterations(7, 3, PipelineSchedule.Grouped, True)
+        pipeline_layout.check_iterations(7, 3, PipelineSchedule.Grouped, True)
 
 
 @pytest.mark.parametrize(("devices", "ipus"), [([0, 0], 1), ([0, 1], 2), ([0, 1, 2], 4), ([0, 3], 4), ([0, 4], 8)])
 def test_a_replica_occupies_a_power_of_two(devices, ipus):
-    assert pipelining_ops.ipus_for(devices) == ipus
+    assert pipeline_layout.ipus_for(devices) == ipus
 
 
 def test_types_of_options_and_outputs_are_checked():

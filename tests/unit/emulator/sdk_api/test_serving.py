@@ -19,9 +19,8 @@ SPEC = tf.TensorSpec([4, 2], tf.float32)
 
 
 @pytest.fixture
-def scope(tmp_path, monkeypatch):
-    """A strategy on one IPU."""
-    monkeypatch.setenv("IPU_EMULATOR_DIR", str(tmp_path / "partition"))
+def scope(emulator_dir):
+    """The scope of a strategy on one IPU."""
     yield ipu_strategy.IPUStrategy().scope
     ipu_config.reset_ipu_configuration()
 

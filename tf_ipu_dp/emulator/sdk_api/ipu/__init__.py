@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any, List
 
-from tf_ipu_dp.emulator.devices import device_lists
-from tf_ipu_dp.emulator.keras import names
-
 _MODULES = (
     "config", "cross_replica_optimizer", "data", "dataset_benchmark", "dataset_extractor", "eager",
     "gradient_accumulation", "gradient_accumulation_optimizer", "ipu_compiler", "ipu_estimator", "ipu_infeed_queue",
@@ -35,7 +32,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
     return sorted([*_MODULES, *_OPS, "outlined_function"])
-
-
-names.add_to_keras()
-device_lists.add_to_tensorflow()

@@ -10,14 +10,17 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
+from tensorflow.python.framework import errors
+
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags
+from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
 _ON_DEMAND_LIMIT_MS = 3_600_000
-_UNCONFIGURED_DEVICES = 2  # that the SDK lists before it knows better
+_UNCONFIGURED_DEVICES = 2  # that the SDK lists
 
 
 class SelectionOrder(enum.Enum):
@@ -227,7 +230,7 @@ class ConfiguredSystem:
             self.attach()
 
     def attach(self) -> None:
-        """Holds the devices, if that has not been done: when configured, or before the first execution on demand."""
+        """Attaches the devices, if that has not been done: when configured, or on demand before the first execution."""
         if not self._attaches or self._attachments:
             return
         limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
@@ -242,7 +245,7 @@ class ConfiguredSystem:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """Inside, the devices are at work, but for the time that they wait for input."""
+        """Inside, the devices count as busy, except for the time that they wait for input."""
         for attachment in self._attachments:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
@@ -253,7 +256,7 @@ class ConfiguredSystem:
                 attachment.end_execution(waited)
 
     def release(self) -> None:
-        """Gives the devices back."""
+        """Releases the devices."""
         for attachment in self._attachments:
             attachment.release()
         self._attachments = []
@@ -277,17 +280,17 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
         reset_ipu_configuration()
     _normalise(config)
     _system = ConfiguredSystem(config)
+    if not patches.is_applied("configured devices"):
+        patches.on_undo("configured devices", reset_ipu_configuration)
 
 
 def reset_ipu_configuration() -> None:
-    """Gives the devices back. Harmless when nothing is configured."""
+    """Releases the devices. Harmless when nothing is configured."""
     global _system  # noqa: PLW0603
     if _system is not None:
         _system.release()
         _system = None
-        random_numbers = sys.modules.get("tf_ipu_dp.emulator.runtime.random_numbers")  # which imports TensorFlow
-        if random_numbers is not None:
-            random_numbers.forget_seed()
+        random_numbers.forget_seed()
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
@@ -299,7 +302,7 @@ def get_ipu_config(session: Any = None) -> List[Any]:
 
 
 def count_devices() -> int:
-    """Returns how many IPU devices TensorFlow lists: that there are some does not mean that there is hardware."""
+    """Returns how many IPU devices TensorFlow lists; before they are configured, as many as the SDK does."""
     return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
 
 
@@ -376,8 +379,6 @@ def _driver_errors() -> Iterator[None]:
     try:
         yield
     except (registry.NoSuchDeviceError, registry.DeviceBusyError, registry.RegistryError) as error:
-        from tensorflow.python.framework import errors
-
         if isinstance(error, registry.NoSuchDeviceError):
             message = f"Unsupported number of IPUs requested: {error}."
             raise errors.FailedPreconditionError(None, None, message) from error

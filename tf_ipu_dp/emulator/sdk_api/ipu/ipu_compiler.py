@@ -12,7 +12,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu import loops, scopes
 
 
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
-    """Makes one program of the computation: tensors come back as a list, nothing but operations as an operation."""
+    """Runs a computation as one program; returns its tensors as a list, or an operation if it returns none."""
     if not scopes.is_in_ipu_scope() and not getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
         raise Exception("The computation is not placed on an IPU device: use ipu.scopes.ipu_scope().")
     given = [] if inputs is None else list(inputs)
@@ -41,7 +41,7 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
 
 
 def _in_graph(computation: Callable[..., Any], inputs: List[Any]) -> Any:
-    """Adds the computation to a graph of TensorFlow 1, as it stands: a session runs it, and has its variables."""
+    """Adds the computation to a graph of TensorFlow 1: a session runs it, and has its variables."""
     scope = tf.compat.v1.get_variable_scope()
     before = scope.use_resource
     scope.set_use_resource(True)  # others cannot be made within a loop

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ipu_infeed_queue`: elements of a dataset on their way to the replicas.
+"""`tensorflow.python.ipu.ipu_infeed_queue`: queues that feed elements of a dataset to the replicas.
 
 One pass over the dataset serves all replicas: each gets every R-th element, in order.
 """
@@ -12,8 +12,10 @@ from typing import Any, Iterator, Optional
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
+from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
 
+_PATCH = "dataset iterators"
 _DEFAULT_DEPTH = 3
 _host = threading.local()
 
@@ -29,7 +31,7 @@ class IPUInfeedQueue:
         optimise_latency: bool = False,
         **unknown: Any,
     ) -> None:
-        del optimise_latency, unknown  # the SDK swallows unknown keywords too
+        del optimise_latency, unknown  # the SDK ignores unknown keywords too
         check_options(prefetch_depth, device_ordinal)
         check_dataset(dataset)
         self._dataset = dataset
@@ -76,7 +78,7 @@ class IPUInfeedQueue:
         return self._dataset.element_spec
 
     def get_next(self) -> Any:
-        """Obsolete."""
+        """Refused: obsolete in the SDK."""
         raise ValueError("IPUInfeedQueue.get_next is obsolete: give the queue to ipu.loops or to a pipeline.")
 
     def _dequeue(self) -> Any:
@@ -92,7 +94,7 @@ class IPUInfeedQueue:
 
     def _make_graph_iterator(self) -> Any:
         if self._graph_iterator is None:
-            with tf.init_scope():  # out of the loop that is being built
+            with tf.init_scope():  # outside of the loop that is being built
                 self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
         return self._graph_iterator
 
@@ -105,11 +107,11 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
         super().__init__(dataset)
 
     def restart(self) -> None:
-        """Begins at the first element again."""
+        """Starts again at the first element."""
         tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator_resource)
 
     def __next__(self) -> Any:
-        return self._in_a_function(super().__next__)
+        return self._get_in_function(super().__next__)
 
     def next(self) -> Any:
         """The same as `__next__`."""
@@ -117,16 +119,16 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def get_next(self) -> Any:
         """Returns the next element, in a function of the device."""
-        return self._in_a_function(super().get_next)
+        return self._get_in_function(super().get_next)
 
     def get_next_as_optional(self) -> Any:
-        """The SDK has no such thing."""
+        """Refused, as in the SDK."""
         raise NotImplementedError("An IPU iterator has no get_next_as_optional.")
 
-    def _in_a_function(self, get: Any) -> Any:
+    def _get_in_function(self, get: Any) -> Any:
         if tf.executing_eagerly():
             raise RuntimeError(
-                "The next element of an IPU iterator can be had in a tf.function of the device only; "
+                "The next element of an IPU iterator is available only in a tf.function of the device; "
                 "make the iterator outside the strategy's scope to use it on the host."
             )
         return get()
@@ -186,15 +188,14 @@ def on_host() -> Iterator[None]:
 
 
 def extend_datasets() -> None:
-    """Makes `iter(dataset)` look for an IPU strategy. Doing it twice is harmless."""
-    stock = tf.data.Dataset.__iter__
-    if getattr(stock, "_looks_for_ipus", False):
+    """Makes `iter(dataset)` look for an IPU strategy. Calling it twice is harmless."""
+    if patches.is_applied(_PATCH):
         return
+    stock = tf.data.Dataset.__iter__
 
     def make_iterator(self: Any) -> Any:
         strategy = tf.distribute.get_strategy()
         wanted = getattr(strategy, "enable_dataset_iterators", False) and not getattr(_host, "depth", 0)
         return IPUOwnedIterator(self) if wanted and tf.executing_eagerly() else stock(self)
 
-    make_iterator._looks_for_ipus = True  # type: ignore[attr-defined]
-    tf.data.Dataset.__iter__ = make_iterator
+    patches.set_attribute(_PATCH, tf.data.Dataset, "__iter__", make_iterator)

@@ -1,7 +1,7 @@
-"""`tensorflow.python.ipu.ipu_outfeed_queue`: results on their way from the replicas to the host.
+"""`tensorflow.python.ipu.ipu_outfeed_queue`: queues that pass results from the replicas to the host.
 
 The tensors wait in queues of TensorFlow, so that enqueueing is an operation of the graph like any other. Replicas that
-run together have a queue each; sliced ones share one, in the order step by step, replica by replica.
+run concurrently have a queue each; time-sliced ones share one, in the order step by step, replica by replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterator, List, Optional, Union
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import replica_handles, replicas
 
 _PAUSE_S = 0.001  # a thread that polls an empty queue must not keep Python from tracing the program that fills it
 FEED_TYPES = (tf.int32, tf.float32, tf.float16, tf.bool, tf.int8, tf.uint8)
@@ -77,12 +77,12 @@ class IPUOutfeedQueue:
                     None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
                 )
             store = _Store(wanted) if self._mode is IPUOutfeedMode.ALL else _LastStore(wanted)
-            if not executed:  # else it is Keras, which traces a layer to see its shapes
+            if not executed:  # otherwise Keras traces a layer to find its shapes
                 self._store = store
         return store.enqueue(flat, for_all=program is not None and program.updating)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """Takes out everything that has arrived, or the last of it."""
+        """Removes and returns everything that has arrived, or what arrived last."""
         del wait_for_completion
         if self._store is None:
             if tf.executing_eagerly():
@@ -142,20 +142,20 @@ def check_feed_type(dtype: Any, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """What one enqueue holds, and who makes it."""
+    """The structure of one enqueue, and the replicas that make it."""
 
     structure: Any
     types: Any
     shapes: Any
     count: int
-    together: bool
+    concurrent: bool
 
     @classmethod
     def of(cls, tensors: Any, flat: List[Any], program: Optional[replicas.Program]) -> _Layout:
         structure = tf.nest.map_structure(lambda _: 0, tensors)
         shapes = tuple(tuple(tensor.shape) if tensor.shape.rank is not None else None for tensor in flat)
-        count, together = (program.replicas, program.together) if program else (1, False)
-        return cls(structure, tuple(tensor.dtype for tensor in flat), shapes, count, together)
+        count, concurrent = (program.replicas, program.concurrent) if program else (1, False)
+        return cls(structure, tuple(tensor.dtype for tensor in flat), shapes, count, concurrent)
 
     def __str__(self) -> str:
         leaves = ", ".join(f"{dtype.name}{list(shape or ())}" for dtype, shape in zip(self.types, self.shapes))
@@ -167,7 +167,7 @@ class _Layout:
 
 
 def replicas_text(count: int) -> str:
-    """Says how many replicas."""
+    """Returns the number of replicas in words."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
@@ -177,14 +177,14 @@ class _Store:
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
         self._seen = False
-        self._taking = threading.Lock()  # threads may poll; what one has seen waiting, another must not take
+        self._taking = threading.Lock()  # several threads may poll: one must get all that it has counted
         with tf.init_scope():
-            self._queues = [self._queue() for _ in range(layout.count if layout.together else 1)]
-            self._entry = self._queue() if layout.together else self._queues[0]
-        if layout.together:
+            self._queues = [self._queue() for _ in range(layout.count if layout.concurrent else 1)]
+            self._entry = self._queue() if layout.concurrent else self._queues[0]
+        if layout.concurrent:
             handles = [queue.queue_ref for queue in self._queues]
-            replicas.deal(self._entry.queue_ref, handles)
-            weakref.finalize(self, replicas.undeal, self._entry.queue_ref)
+            replica_handles.assign(self._entry.queue_ref, handles)
+            weakref.finalize(self, replica_handles.unassign, self._entry.queue_ref)
 
     def _queue(self) -> Any:
         shapes = self.layout.shapes if self.layout.is_static else None
@@ -192,7 +192,7 @@ class _Store:
 
     def enqueue(self, flat: List[Any], for_all: bool) -> Any:
         """Adds one structure: this replica's, or that of all of them."""
-        if not for_all or self.layout.count == 1 or self.layout.together:
+        if not for_all or self.layout.count == 1 or self.layout.concurrent:
             return self._entry.enqueue(flat)
         before: List[Any] = []
         for _ in range(self.layout.count):
@@ -207,14 +207,14 @@ class _Store:
         return self._seen
 
     def take(self, warn: bool = True) -> Any:
-        """Returns everything, the steps in front."""
+        """Removes and returns everything; the first dimension is the steps."""
         count = self.layout.count
         with self._taking:
-            # While the program runs, some replicas may have come further than others: the rest of them stays.
+            # While the program runs, replicas may be ahead of the slowest one: what they have more than it stays.
             steps = tf.reduce_min([queue.size() for queue in self._queues])
-            steps = steps if self.layout.together else steps // count
-            shares = [self._take(queue, steps if self.layout.together else steps * count) for queue in self._queues]
-        if self.layout.together:
+            steps = steps if self.layout.concurrent else steps // count
+            shares = [self._take(queue, steps if self.layout.concurrent else steps * count) for queue in self._queues]
+        if self.layout.concurrent:
             flat = [tf.stack(leaves, axis=1) for leaves in zip(*shares)]
         elif count > 1:
             flat = [
@@ -254,7 +254,7 @@ class _LastStore:
         self.layout = layout
         self._variables: List[Any] = []
         self._seen = False
-        if layout.is_static:  # else Keras traces a layer to see its shapes
+        if layout.is_static:  # otherwise Keras traces a layer to find its shapes
             with tf.init_scope():
                 self._count = self._variable([], tf.int32)
                 self._variables = [
@@ -264,7 +264,7 @@ class _LastStore:
     @staticmethod
     def _variable(shape: Any, dtype: Any) -> Any:
         variable = resource_variable_ops.ResourceVariable(tf.zeros(shape, dtype), trainable=False)
-        replicas.keep_on_host(variable)
+        replica_handles.keep_on_host(variable)
         return variable
 
     def enqueue(self, flat: List[Any], for_all: bool) -> Any:

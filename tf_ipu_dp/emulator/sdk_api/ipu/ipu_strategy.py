@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
-from tensorflow.python.eager import def_function, function
-
-try:
-    from tensorflow.python.eager.polymorphic_function import function_context
-except ImportError:  # before TensorFlow 2.11
-    function_context = None
 
 from tf_ipu_dp.emulator.keras import models
-from tf_ipu_dp.emulator.runtime import feeds, instances, random_numbers, replicas
-from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.runtime import device_functions, feeds, random_numbers, replicas
+from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
 
-_CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
-
 
 class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
-    """Everything lives on the host's CPU. What is reduced, is reduced over the replicas of the traced program."""
+    """Everything is on the host's CPU. Reductions are over the replicas of the traced program."""
 
     def __init__(self, container: Any, replicas_in_sync: int = 1, reduces: bool = True) -> None:
         super().__init__(container, "/cpu:0")
@@ -53,7 +41,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         if program is None or program.updating or program.replicas == 1 or not self._reduces:
             return values
         dense = [tf.convert_to_tensor(value) for value in values]
-        totals = replicas.meet(dense, replicas.total)
+        totals = replicas.all_reduce(dense, replicas.sum_values)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             return [total / tf.cast(program.replicas, total.dtype) for total in totals]
         return totals
@@ -63,6 +51,7 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
     """All IPUs of one device in this process. `num_replicas_in_sync` is 1, however often Keras replicates the model."""
 
     supports_loss_scaling = True
+    has_pipeline_stages = True
 
     def __init__(
         self,
@@ -79,19 +68,19 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
         """Runs a function on the device; in eager mode it must be a `tf.function`."""
         if not tf.executing_eagerly():
-            return run_in_graph(self, fn, args, kwargs, options)
-        if not isinstance(fn, (def_function.Function, *_CONCRETE)):
+            return device_functions.run_in_graph(self, fn, args, kwargs, options)
+        if not device_functions.is_traced(fn):
             raise ValueError(
                 "IPUStrategy.run() needs a tf.function in eager mode: wrap the function with @tf.function."
             )
-        return run_on_device(self, fn, args, kwargs or {}, check_types=True)
+        return device_functions.run_on_device(self, fn, args, kwargs or {}, check_types=True)
 
     def experimental_run_v2(self, *unused: Any, **unused_too: Any) -> Any:
-        """The SDK has `run` only."""
+        """Refused, as in the SDK, which has only `run`."""
         raise RuntimeError("experimental_run_v2 is not part of IPUStrategy: use run().")
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns a value of the device as it is: there is one."""
+        """Returns the value itself: a device has one."""
         del reduce_op, axis
         return value
 
@@ -100,236 +89,18 @@ IPUStrategy = IPUStrategyV1
 
 
 def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensions: bool) -> None:
-    """Lets datasets, Keras models and random numbers know about the device. For strategies under construction."""
+    """Applies the patches that programs on the device need. For the constructors of strategies."""
     strategy.enable_dataset_iterators = enable_dataset_iterators
     strategy.enable_keras_extensions = enable_keras_extensions
-    strategy.together = {}
+    strategy.concurrent_functions = {}
+    on_import.apply_patches()
     random_numbers.extend_tensorflow()
     feeds.extend_tensorflow()
-    _ignore_compilation()
-    _tell_programs_apart()
+    device_functions.extend_tensorflow()
     if enable_dataset_iterators:
         ipu_infeed_queue.extend_datasets()
     if enable_keras_extensions:
         models.extend_keras()
-
-
-def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-    """Runs a function as a part of the graph around it."""
-    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
-    if replicas.current() is None and not by_keras and strategy.ipus() > 1:
-        return _run_together_in_graph(strategy, fn, tuple(args), kwargs or {})
-    return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
-
-
-@tf.autograph.experimental.do_not_convert
-def _run_together_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NotImplementedError(
-            "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
-        )
-    _refuse_concrete(fn, strategy.ipus())
-
-    def call(*own_args: Any, **own_kwargs: Any) -> Any:
-        results = fn(*own_args, **own_kwargs)
-        return None if isinstance(results, tf.Operation) else results
-
-    function = fn if isinstance(fn, def_function.Function) else tf.function(call)
-    ipu_config.configured_system().attach()
-    with strategy.scope():
-        program = replicas.Program(strategy.ipus())
-        try:
-            together = _make_together(strategy, function._clone(None), args, kwargs, program)
-        except Exception:
-            if not program.fitting_replicas:
-                raise
-            fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
-            together = _make_together(strategy, function._clone(None), args, kwargs, fitting)
-        return together.call_in_graph(_split(args, kwargs)[0])
-
-
-def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool) -> Any:
-    """Runs a traced function on all replicas of the device and returns what replica 0 returns."""
-    system = ipu_config.configured_system()
-    system.attach()
-    with strategy.scope():
-        # The IPUs do not work while a program is traced for them.
-        run = _compile(strategy, system, fn, args, kwargs, check_types)
-        with system.executing():
-            return run()
-
-
-def _compile(
-    strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
-) -> Callable[[], Any]:
-    count = strategy.ipus()
-    if isinstance(fn, _CONCRETE):
-        _refuse_concrete(fn, count)
-        return lambda: _as_replica(strategy, fn, args, kwargs)
-    # An array is data, as it is for a tf.function: not an object that the program would be traced for.
-    args, kwargs = tf.nest.map_structure(
-        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
-        (tuple(args), kwargs),
-    )
-    own = _own_function(fn, system, count)
-    program = replicas.Program(own.replicas or count)
-    try:
-        return _trace(strategy, own.function, args, kwargs, program, check_types)
-    except Exception:
-        if not program.fitting_replicas:
-            raise
-    # It turned out to be a pipeline, which takes several IPUs for each replica.
-    own = _own_function(fn, system, count, anew=True)
-    own.replicas = program.fitting_replicas
-    return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
-
-
-def _trace(
-    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
-) -> Callable[[], Any]:
-    if program.replicas > 1:
-        return _trace_together(strategy, fn, args, kwargs, program, check_types)
-    # A signature stands for the arguments: with one, TensorFlow 2.6 traces for no plain number.
-    like = ((), {}) if fn.input_signature else (args, kwargs)
-    with replicas.tracing(program):
-        concrete = _as_replica(strategy, fn.get_concrete_function, *like)
-    if check_types:
-        _check_types(concrete)
-
-    def run() -> Any:
-        with replicas.traced_as(program):
-            return _as_replica(strategy, fn, args, kwargs)
-
-    return run
-
-
-def _trace_together(
-    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
-) -> Callable[[], Any]:
-    tensors, others, _ = _split(args, kwargs)
-    structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
-    specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-    values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
-    key = (id(fn), repr(structure), specs, values, instances.members())
-    if key not in strategy.together:
-        together = _make_together(strategy, fn, args, kwargs, program)
-        if check_types:
-            _check_types(together.concrete)
-        # What the key names by its id is kept alive with it.
-        strategy.together[key] = (together, fn, others)
-    return lambda: strategy.together[key][0](tensors)
-
-
-def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], List[bool]]:
-    """Returns what among the arguments are tensors, what are other things, and which are which."""
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
-    tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
-    return tensors, [leaf for leaf, given in zip(leaves, is_tensor) if not given], is_tensor
-
-
-def _make_together(
-    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program
-) -> replicas.TogetherFunction:
-    tensors, others, is_tensor = _split(args, kwargs)
-
-    def call(*inputs: Any) -> Any:
-        given, kept = iter(inputs), iter(others)
-        flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
-        own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
-        results = _as_replica(strategy, fn, own_args, own_kwargs)
-        return None if isinstance(results, tf.Operation) else results
-
-    return replicas.TogetherFunction(call, tensors, program)
-
-
-def _refuse_concrete(fn: Any, count: int) -> None:
-    if isinstance(fn, _CONCRETE) and count > 1:
-        raise NotImplementedError(
-            f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
-            "Give the tf.function itself to strategy.run()."
-        )
-
-
-def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Calls the function in the strategy's replica context."""
-    return strategy.extended.call_for_each_replica(fn, args=tuple(args), kwargs=kwargs)
-
-
-def as_function(fn: Any) -> Any:
-    """Returns a traced function for any function, the same each time."""
-    if isinstance(fn, (def_function.Function, *_CONCRETE)):
-        return fn
-    if fn not in _traced:
-        _traced[fn] = tf.function(fn)
-    return _traced[fn]
-
-
-_traced: Any = weakref.WeakKeyDictionary()
-_own_functions: Any = weakref.WeakKeyDictionary()
-
-
-@dataclasses.dataclass
-class _Own:
-    """A copy of a user's function, traced for one configuration of the device."""
-
-    function: Any
-    key: Any
-    replicas: int = 0
-
-
-def _own_function(fn: Any, system: Any, ipus: int, anew: bool = False) -> _Own:
-    key = (weakref.ref(system), random_numbers.generation(), instances.members())
-    of_sizes = _own_functions.setdefault(fn, {})
-    kept: Optional[_Own] = of_sizes.get(ipus)
-    if anew or kept is None or kept.key != key:
-        kept = of_sizes[ipus] = _Own(fn._clone(None), key)
-    return kept
-
-
-def _check_types(concrete: Any) -> None:
-    for tensor in (*concrete.inputs, *concrete.outputs):
-        if tensor.dtype == tf.float64:
-            raise TypeError("float64 is not supported on the device: the function has it among its inputs or outputs.")
-
-
-def _ignore_compilation() -> None:
-    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot feed the host."""
-    kind = def_function.Function
-    if isinstance(vars(kind).get("_jit_compile"), property):
-        return
-
-    def get(self: Any) -> Any:
-        on_device = isinstance(tf.distribute.get_strategy(), KerasExtensions) or replicas.current() is not None
-        return None if on_device else vars(self).get("_jit_compile")
-
-    def set_(self: Any, value: Any) -> None:
-        vars(self)["_jit_compile"] = value
-
-    kind._jit_compile = property(get, set_)
-
-
-def _tell_programs_apart() -> None:
-    """Lets a function that a program calls be traced for its replicas, even if it was traced for others before."""
-    owner: Any = function_context or function.Function
-    name = "make_function_context" if function_context else "_cache_key_context"
-    stock = getattr(owner, name)
-    if hasattr(stock, "_ipu_emulator"):
-        return
-
-    @functools.wraps(stock)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        found, program = stock(*args, **kwargs), replicas.current()
-        if program is None or tf.executing_eagerly():
-            return found
-        told = (program.replicas, instances.members())
-        if not function_context:
-            return (*found[:-1], (found[-1], *told))
-        context = found.context
-        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *told)))
-
-    make._ipu_emulator = True  # type: ignore[attr-defined]
-    setattr(owner, name, make)
 
 
 __all__: Tuple[str, ...] = ("IPUStrategy", "IPUStrategyV1")

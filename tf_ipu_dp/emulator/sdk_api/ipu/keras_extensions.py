@@ -12,6 +12,7 @@ class KerasExtensions:
 
     enable_keras_extensions = True
     enable_dataset_iterators = True
+    has_pipeline_stages = False  # whether PipelineStage can be used in its scope
     device_ordinal = 0
 
     def ipus(self) -> int:

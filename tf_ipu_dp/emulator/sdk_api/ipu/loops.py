@@ -13,7 +13,7 @@ _counts: List[Optional[int]] = []  # of the loops whose bodies are being traced,
 def repeat(
     n: int, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, use_while_v1: bool = True
 ) -> Any:
-    """Calls the body n times; its outputs are the next time's inputs."""
+    """Calls the body n times; its outputs are the inputs of the next iteration."""
     del use_while_v1
     return _loop(lambda *_: tf.constant(True), body, inputs, infeed_queue, limit=n)
 
@@ -26,7 +26,7 @@ def while_loop(
     maximum_iterations: Optional[int] = None,
     use_while_v1: bool = True,
 ) -> Any:
-    """Calls the body as long as the condition, which sees the inputs and not the feed, holds."""
+    """Calls the body while the condition holds. The condition gets the inputs without the feed's element."""
     del use_while_v1
     return _loop(condition, body, inputs, infeed_queue, limit=maximum_iterations, is_counted=False)
 
@@ -60,12 +60,12 @@ def _loop(
         with tf.control_dependencies(operations):
             return [count + 1, *(tf.identity(tensor) for tensor in tensors)]
 
-    def goes_on(count: Any, *values: Any) -> Any:
+    def continues(count: Any, *values: Any) -> Any:
         holds = tf.cast(condition(*values), tf.bool)
         return holds if limit is None else tf.logical_and(count < tf.cast(limit, tf.int32), holds)
 
     # One step at a time: a step may read what the one before has written.
-    count, *results = tf.while_loop(goes_on, step, [tf.constant(0), *start], parallel_iterations=1)
+    count, *results = tf.while_loop(continues, step, [tf.constant(0), *start], parallel_iterations=1)
     if not results:
         return count if tf.executing_eagerly() else count.op
     return results[0] if len(results) == 1 else results

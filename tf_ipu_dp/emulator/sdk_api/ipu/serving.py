@@ -1,8 +1,8 @@
 """`tensorflow.python.ipu.serving`: a function or a Keras model as a SavedModel with fixed shapes.
 
 The SDK saves a compiled program. Here the function itself is saved, its variables frozen into constants: the same
-signature, and it loads in a process without the emulator. Steps before and after it keep their variables. How many
-iterations one execution makes has no effect but for the rules that the SDK checks.
+signature, and it loads in a process without the emulator. Steps before and after it keep their variables. The number of
+iterations of an execution is only checked by the SDK's rules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import tensorflow as tf
 from tensorflow.python.framework import convert_to_constants
 
-from tf_ipu_dp.emulator.keras import models, pipelines
+from tf_ipu_dp.emulator.keras import model_options, pipelines
+from tf_ipu_dp.emulator.runtime import pipeline_layout
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
-from tf_ipu_dp.emulator.sdk_api.ipu.ops import pipelining_ops
 
 
 def export_single_step(  # noqa: PLR0913, PLR0917 the SDK's arguments
@@ -62,17 +62,17 @@ def export_pipeline(  # noqa: PLR0913, PLR0917 the SDK's arguments
     postprocessing_step_signature: Any = None,
     purge_export_dir: bool = False,
 ) -> Any:
-    """Saves the stages of a pipeline as one function: without training, stages are plain functions in a row.
+    """Saves the stages of a pipeline as one function that runs them one after the other.
 
     `inputs` are the first stage's arguments before those of the signature. Returns the `tf.function` that was saved.
     """
     del name
     _check_iterations(iterations)
     stages = list(computational_stages)
-    schedule = pipelining_ops.PipelineSchedule(pipeline_schedule or pipelining_ops.PipelineSchedule.Grouped)
+    schedule = pipeline_layout.PipelineSchedule(pipeline_schedule or pipeline_layout.PipelineSchedule.Grouped)
     devices = list(range(len(stages))) if device_mapping is None else device_mapping
-    pipelining_ops.check_layout(len(stages), devices, schedule, False, poplar_options)
-    pipelining_ops.check_iterations(iterations, len(stages), schedule, training=False)
+    pipeline_layout.check_layout(len(stages), devices, schedule, False, poplar_options)
+    pipeline_layout.check_iterations(iterations, len(stages), schedule, training=False)
     constants = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     first = stages[0][0] if isinstance(stages[0], (list, tuple)) else stages[0]
     names = _argument_names(first)[len(constants) :]
@@ -102,7 +102,7 @@ def export_keras(  # noqa: PLR0913, PLR0917 the SDK's arguments
     purge_export_dir: bool = False,
 ) -> Any:
     """Saves a Keras model's forward pass for batches of one size. Returns the `tf.function` that was saved."""
-    if not models.is_on_ipu(model):
+    if not model_options.is_on_ipu(model):
         raise ValueError("The model was not made in the scope of an IPU strategy.")
     return export_model(
         model,
@@ -203,7 +203,7 @@ def _export(
 
 
 class _Frozen:
-    """A function with its variables' present values in it."""
+    """A function whose variables are frozen to their present values."""
 
     def __init__(self, function: Callable[..., Any], signature: Sequence[Any]) -> None:
         for spec in signature:
@@ -280,7 +280,7 @@ def _model_signature(model: Any, batch_size: Optional[int]) -> List[Any]:
 
 
 def _run_stage(stage: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-    """Runs a stage. A list of functions stands for stages side by side, whose outputs are joined."""
+    """Runs a stage. A list of functions is a group of parallel stages, whose outputs are joined."""
     if callable(stage):
         return stage(*args, **kwargs)
     return [output for function in stage for output in tf.nest.flatten(function(*args, **kwargs))]
@@ -366,7 +366,7 @@ def _entries(export_dir: str) -> List[Path]:
 
 
 def _trackables(function: Any) -> List[Any]:
-    """Returns what a step on the host holds and a SavedModel must hold with it: tables, modules, layers."""
+    """Returns the objects that a step on the host uses and a SavedModel must include: tables, modules, layers."""
     function = getattr(function, "python_function", function)
     if function is None:
         return []

@@ -29,7 +29,7 @@ class AttributeMetadata:
             )
 
     def warn_if_deprecated(self) -> None:
-        """Logs a warning for an attribute that is on its way out."""
+        """Logs a warning for a deprecated attribute."""
         if self.deprecated:
             logging.getLogger("tensorflow").warning("%s is deprecated: %s", self.name, self.deprecated_msg)
 

@@ -33,7 +33,7 @@ def dependencies(roots: Iterable[Any]) -> Set[Any]:
 
 
 def propagate_sharding(g: Any) -> None:
-    """Does nothing: there is no shard to hand on."""
+    """Does nothing: there is no shard to propagate."""
     del g
 
 

@@ -88,7 +88,7 @@ def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bo
 def reset_ipu_seed(
     seed: int, device: str = "/device:IPU:0", cpu_device: str = "cpu", experimental_identical_replicas: bool = False
 ) -> None:
-    """Starts the device's random numbers anew; replicas differ unless they are asked to be identical."""
+    """Restarts the device's random numbers; replicas differ unless they are asked to be identical."""
     del cpu_device
     if not device.rsplit(":", 1)[-1].isdigit():
         import tensorflow as tf

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_ipu_dp.emulator.keras.layer_calls import (
+from tf_ipu_dp.emulator.keras.model_options import ReplicatedMetricReductionMethod
+from tf_ipu_dp.emulator.keras.stage_assignments import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
     ModelLayerPipelineStageAssignment,
     NestedModelPipelineStageAssignment,
-    PipelineStage,
     SequentialLayerPipelineStageAssignment,
     SequentialNestedModelPipelineStageAssignment,
 )
+from tf_ipu_dp.emulator.keras.stages import PipelineStage
 
 __all__ = [
     "FunctionalLayerPipelineStageAssignment",
@@ -31,8 +32,6 @@ __ipu__built__ = "1"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ReplicatedMetricReductionMethod":  # late: what it is part of needs `ipu`, which sets `keras.ipu`
-        return importlib.import_module("tf_ipu_dp.emulator.keras.models").ReplicatedMetricReductionMethod
     if name in ("extensions", "layers", "optimizers"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'keras.ipu' has no attribute {name!r}")

@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Iterable, Optional
 
+from tf_ipu_dp.emulator import popdist_variables
 from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.emulator.refusal import refused
 from tf_ipu_dp.emulator.runtime import instances as job
-
-_TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
-_LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
-_IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
-_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
-_LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 
 _BACKENDS = "the emulator's instances have one way to communicate"
 registerBackend = refused("popdist.registerBackend", _BACKENDS)  # noqa: N816
@@ -23,7 +18,7 @@ registerCommunicator = refused("popdist.registerCommunicator", _BACKENDS)  # noq
 
 def isPopdistEnvSet() -> bool:  # noqa: N802
     """Whether poprun started this process."""
-    return _TOTAL in os.environ
+    return popdist_variables.TOTAL_REPLICAS in os.environ
 
 
 def init() -> None:
@@ -48,7 +43,7 @@ def finalizeBackend() -> None:  # noqa: N802
 
 def synchronize() -> None:
     """Waits for the other instances."""
-    job.wait_for_all()
+    job.barrier()
 
 
 def getNumInstances() -> int:  # noqa: N802
@@ -63,31 +58,31 @@ def getInstanceIndex() -> int:  # noqa: N802
 
 def getLocalInstanceIndex() -> int:  # noqa: N802
     """Returns the number of this process on its host."""
-    return _read(_LOCAL_INSTANCE, 0)
+    return _read(popdist_variables.LOCAL_INSTANCE, 0)
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
     """Returns the replicas of all instances."""
-    return _read(_TOTAL, 1)
+    return _read(popdist_variables.TOTAL_REPLICAS, 1)
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
     """Returns the replicas of this instance."""
-    return _read(_LOCAL, 1)
+    return _read(popdist_variables.LOCAL_REPLICAS, 1)
 
 
 def getReplicaIndexOffset() -> int:  # noqa: N802
     """Returns the number of this instance's first replica."""
-    return _read(_OFFSET, 0)
+    return _read(popdist_variables.REPLICA_OFFSET, 0)
 
 
 def getNumIpusPerReplica() -> int:  # noqa: N802
     """Returns the IPUs of one replica."""
-    return _read(_IPUS, 1)
+    return _read(popdist_variables.IPUS_PER_REPLICA, 1)
 
 
 def checkNumIpusPerReplica(n: int) -> bool:  # noqa: N802
-    """Whether a model of so many IPUs fits what poprun gave."""
+    """Whether a replica has `n` IPUs in this job."""
     return n == getNumIpusPerReplica()
 
 
@@ -101,7 +96,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:  # noqa: N802, N803
 def execute_on_instances(
     instances: Iterable[int], func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Optional[Any]:
-    """Returns what the function does on these instances, and None on others. All call it.
+    """Calls the function on these instances and returns its result; None on others. All instances must call it.
 
     Collectives inside are among these instances only.
     """

@@ -123,7 +123,7 @@ class _AdamMoments(IpuOptimizerBase):
         )
 
     def _update_moments(self, grad: Any, var: Any, coefficients: Dict[str, Any]) -> Any:
-        """Updates the slots m and v, and returns them, corrected if there is debiasing, in float32 if not told else."""
+        """Updates the slots m and v, and returns them, corrected if there is debiasing, in float32 by default."""
         dtype = self.optimizer_compute_precisions[0]
         grad = tf.cast(grad, dtype)
         m_slot, v_slot = self.get_slot(var, "m"), self.get_slot(var, "v")

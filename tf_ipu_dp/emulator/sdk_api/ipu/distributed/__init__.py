@@ -1,6 +1,6 @@
 """`tensorflow.python.ipu.distributed`: the strategy of a PopDist job, and collectives between its instances.
 
-Instances match their calls by name in a graph and by order alone elsewhere, so that all of them must make the same.
+Instances match their calls by name in a graph and by order elsewhere, so all of them must make the same calls.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def allreduce(value: Any, reduce_op: tf.distribute.ReduceOp, tensor_name: Option
 
 def allgather(value: Any, tensor_name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
-    return _exchange(value, tensor_name, instances.gather)
+    return _exchange(value, tensor_name, instances.all_gather)
 
 
 def broadcast(value: Any, root_rank: int = 0, tensor_name: Optional[str] = None) -> Any:
-    """Returns the value of instance 0, whatever `root_rank` says."""
+    """Returns the value of instance 0; `root_rank` is ignored."""
     del root_rank
     return _exchange(value, tensor_name, lambda *given: tf.identity(instances.broadcast(*given)), or_bool=True)
 

@@ -16,16 +16,17 @@ from tensorflow.python.eager import def_function
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.util import tf_decorator
 
-from tf_ipu_dp.emulator.runtime import instances, replicas
+from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator.runtime import device_functions, instances, replica_handles, replicas
 from tf_ipu_dp.emulator.sdk_api import popdist
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
 
-_ALIKE = (tf.keras.initializers.Zeros, tf.keras.initializers.Ones)
+_CONSTANTS = (tf.keras.initializers.Zeros, tf.keras.initializers.Ones)
 
 
 class _Extended(ipu_strategy.Extended):
-    """Variables begin with instance 0's values, wherever they are made. Reductions are over all instances' replicas."""
+    """Variables start with instance 0's values. Reductions are over the replicas of all instances."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -35,23 +36,23 @@ class _Extended(ipu_strategy.Extended):
         if instances.count() == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
             return super()._create_variable(next_creator, **kwargs)
         if not tf.executing_eagerly():
-            kwargs["initial_value"] = _of_instance_0(kwargs["initial_value"], kwargs.get("dtype"))
+            kwargs["initial_value"] = _broadcast_initial_value(kwargs["initial_value"], kwargs.get("dtype"))
         variable = super()._create_variable(next_creator, **kwargs)
-        differs = tf.executing_eagerly() and not _is_alike_everywhere(kwargs.get("initial_value"))
-        if differs and variable.is_initialized():  # not so, where a saved model is loaded
+        differs = tf.executing_eagerly() and not _is_constant(kwargs.get("initial_value"))
+        if differs and variable.is_initialized():  # it is not while a saved model is loaded
             variable.assign(instances.broadcast(variable.read_value(), "variable"))
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             aggregation = kwargs.get("aggregation")
             if aggregation == tf.VariableAggregation.SUM:
                 return _SummedOnRead(self._container_strategy(), [variable], aggregation)
             if aggregation == tf.VariableAggregation.MEAN:
-                self._averaged[replicas.handle_id(variable.handle)] = variable
+                self._averaged[replica_handles.handle_id(variable.handle)] = variable
         return variable
 
-    def settle(self, graph: Any) -> None:
-        """Keeps the mean over the instances of those variables to be averaged that a graph changes.
+    def average_over_instances(self, graph: Any) -> None:
+        """Averages over the instances those variables to be averaged that a graph changes.
 
-        The replicas of one instance keep their own, as they do where there is one instance.
+        The replicas of one instance keep their own values, as they do where there is one instance.
         """
         if not self._averaged:
             return
@@ -61,20 +62,22 @@ class _Extended(ipu_strategy.Extended):
         def total(columns: List[List[Any]]) -> List[Any]:
             return instances.sum_over_instances([tf.stack(own) for own in columns], "statistics")
 
-        totals = replicas.meet_once([variable.read_value() for variable in changed], total) if changed else []
+        totals = replicas.all_reduce_jointly([variable.read_value() for variable in changed], total) if changed else []
         for variable, of_replicas in zip(changed, totals):
             variable.assign(of_replicas[replicas.index()] / tf.cast(instances.count(), variable.dtype))
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any = None) -> List[Any]:
         program = replicas.current()
-        done_already = program is not None and (program.updating or not self._reduces)
-        if instances.count() == 1 or done_already:
+        is_reduced = program is not None and (program.updating or not self._reduces)
+        if instances.count() == 1 or is_reduced:
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
         def total(columns: List[List[Any]]) -> List[Any]:
-            return instances.sum_over_instances([replicas.total(own) for own in columns], "reduction")
+            return instances.sum_over_instances([replicas.sum_values(own) for own in columns], "reduction")
 
-        totals = replicas.meet_once([tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total)
+        totals = replicas.all_reduce_jointly(
+            [tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total
+        )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             count = instances.count() * replicas.count()
             return [value / tf.cast(count, value.dtype) for value in totals]
@@ -82,7 +85,7 @@ class _Extended(ipu_strategy.Extended):
 
 
 class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
-    """A variable whose readers see the sum over the instances; writers, programs and checkpoints see the own part."""
+    """A variable that reads as the sum over the instances; for programs and checkpoints it is this instance's value."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_values":  # which `_primary` asks for
@@ -121,24 +124,25 @@ class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
         return {"VARIABLE_VALUE": self._primary}
 
 
-def _save_own_parts() -> None:
-    """Lets metrics write their own parts into Keras' archives, as into checkpoints, so that one instance can save."""
+def _save_own_values() -> None:
+    """Lets metrics save this instance's values in Keras' archives, as in checkpoints, so that one instance can save."""
 
     def save_own_variables(self: Any, store: Any) -> None:
         for number, variable in enumerate(self._trainable_weights + self._non_trainable_weights):
             own = variable._primary if isinstance(variable, _SummedOnRead) else variable
             store[str(number)] = own.numpy()
 
-    if hasattr(tf.keras.metrics.Metric, "save_own_variables"):
-        tf.keras.metrics.Metric.save_own_variables = save_own_variables
+    name = "save_own_variables"
+    if hasattr(tf.keras.metrics.Metric, name) and not patches.is_applied("metric archives"):
+        patches.set_attribute("metric archives", tf.keras.metrics.Metric, name, save_own_variables)
 
 
-def _is_alike_everywhere(initial_value: Any) -> bool:
-    """Whether an initial value leaves nothing to chance. Most variables begin so, and each broadcast holds up all."""
-    return isinstance(getattr(initial_value, "func", None), _ALIKE)
+def _is_constant(initial_value: Any) -> bool:
+    """Whether an initial value is the same on all instances. Most are, and each broadcast costs all instances time."""
+    return isinstance(getattr(initial_value, "func", None), _CONSTANTS)
 
 
-def _of_instance_0(initial_value: Any, dtype: Any) -> Any:
+def _broadcast_initial_value(initial_value: Any, dtype: Any) -> Any:
     """Returns the initial value of a variable that is made while a function is traced, as a constant for the graph."""
     with tf.init_scope():
         own = tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value, dtype)
@@ -157,7 +161,7 @@ def _written(graph: Any) -> List[int]:
         graph = graph.outer_graph
         within = {id(inner): outer for outer, inner in graph.captures}
         outside = [within.get(id(handle), handle) for handle in outside]
-    return [replicas.handle_id(handle) for handle in outside]
+    return [replica_handles.handle_id(handle) for handle in outside]
 
 
 class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):  # type: ignore[misc]
@@ -178,9 +182,9 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
         extended = _Extended(self, popdist.getNumTotalReplicas(), reduces)
         tf.compat.v1.distribute.Strategy.__init__(self, extended)
         self.device_ordinal = ordinal_of(ipu_device)
-        self._settled: Any = weakref.WeakKeyDictionary()
+        self._averaging_functions: Any = weakref.WeakKeyDictionary()
         if instances.count() > 1:
-            _save_own_parts()
+            _save_own_values()
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def update_ipu_config(self, config: Any) -> None:
@@ -191,28 +195,28 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Optional[Any] = None) -> Any:
         """Runs a function on the device; a plain one is traced first."""
         if not tf.executing_eagerly():
-            results = ipu_strategy.run_in_graph(self, fn, args, kwargs, options)
+            results = device_functions.run_in_graph(self, fn, args, kwargs, options)
             if replicas.current() is None and tf.compat.v1.executing_eagerly_outside_functions():
-                self.extended.settle(tf.compat.v1.get_default_graph())
+                self.extended.average_over_instances(tf.compat.v1.get_default_graph())
             return results
-        function = ipu_strategy.as_function(fn)
+        function = device_functions.as_function(fn)
         is_traced = not isinstance(function, def_function.Function)
-        own = function if is_traced or instances.count() == 1 else self._settling(function)
-        results = ipu_strategy.run_on_device(self, own, args, kwargs or {}, check_types=False)
+        own = function if is_traced or instances.count() == 1 else self._averaging(function)
+        results = device_functions.run_on_device(self, own, args, kwargs or {}, check_types=False)
         if is_traced:
-            self.extended.settle(function.graph)
+            self.extended.average_over_instances(function.graph)
         return results
 
-    def _settling(self, function: Any) -> Any:
-        """Returns the function that does the same and settles the moving statistics at its end, the same each time."""
-        if function not in self._settled:
+    def _averaging(self, function: Any) -> Any:
+        """Returns a function that averages the moving statistics after the given one, the same object each time."""
+        if function not in self._averaging_functions:
 
-            def run_and_settle(*args: Any, **kwargs: Any) -> Any:
+            def run_and_average(*args: Any, **kwargs: Any) -> Any:
                 results = decorated.__wrapped__(*args, **kwargs)
                 if not tf.executing_eagerly():  # as functions do for debugging
-                    self.extended.settle(tf.compat.v1.get_default_graph())
+                    self.extended.average_over_instances(tf.compat.v1.get_default_graph())
                 return results
 
-            decorated = tf_decorator.make_decorator(function.python_function, run_and_settle)
-            self._settled[function] = function._clone(decorated)
-        return self._settled[function]
+            decorated = tf_decorator.make_decorator(function.python_function, run_and_average)
+            self._averaging_functions[function] = function._clone(decorated)
+        return self._averaging_functions[function]

@@ -13,14 +13,14 @@ def all_gather(x: Any, replication_factor: int, name: Optional[str] = None) -> A
     """Returns the tensors of all replicas, stacked, on each of them. A list gives a list."""
     check_factor(replication_factor)
     if isinstance(x, (list, tuple)):
-        return collectives.meet([tf.convert_to_tensor(tensor) for tensor in x], tf.stack)
-    return tf.identity(collectives.meet([tf.convert_to_tensor(x)], tf.stack)[0], name=name)
+        return collectives.all_reduce([tf.convert_to_tensor(tensor) for tensor in x], tf.stack)
+    return tf.identity(collectives.all_reduce([tf.convert_to_tensor(x)], tf.stack)[0], name=name)
 
 
 def all_to_all(
     x: Any, split_dimension: int, concat_dimension: int, replication_factor: int, name: Optional[str] = None
 ) -> Any:
-    """Splits each replica's tensor, hands part i to replica i, and joins what arrives."""
+    """Splits each replica's tensor, sends part i to replica i, and joins what arrives."""
     gathered = all_gather(x, replication_factor)
     parts: List[Any] = [
         tf.gather(tf.stack(tf.split(one, replication_factor, axis=split_dimension)), collectives.index())

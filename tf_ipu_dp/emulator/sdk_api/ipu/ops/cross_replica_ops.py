@@ -15,7 +15,9 @@ def cross_replica_sum(x: Any, replica_group_size: Optional[int] = None, name: Op
 
     @tf.custom_gradient
     def reduce(value: Any) -> Any:
-        return collectives.meet([value], replicas.total)[0], lambda dy: collectives.meet([dy], replicas.total)[0]
+        return collectives.all_reduce([value], replicas.sum_values)[0], lambda dy: collectives.all_reduce(
+            [dy], replicas.sum_values
+        )[0]
 
     return tf.identity(reduce(tf.convert_to_tensor(x)), name=name)
 
@@ -31,7 +33,7 @@ def cross_replica_mean(x: Any, replica_group_size: Optional[int] = None, name: O
 
         # Scaled first, so that half precision does not overflow.
         scaled = value / tf.cast(collectives.count(), value.dtype) if value.dtype.is_floating else value
-        result = collectives.meet([scaled], replicas.total)[0]
+        result = _sum(scaled)
         return (result if value.dtype.is_floating else result // collectives.count()), refuse
 
     return tf.identity(reduce(tf.convert_to_tensor(x)), name=name)
@@ -54,3 +56,7 @@ def check_group(size: Optional[int]) -> None:
     raise NotImplementedError(
         f"replica_group_size={size} of {collectives.count()} replicas: the emulator reduces over all replicas only."
     )
+
+
+def _sum(value: Any) -> Any:
+    return collectives.all_reduce([value], replicas.sum_values)[0]

@@ -19,7 +19,7 @@ _replacements: Dict[Tuple[str, Optional[str]], Replacement] = {}
 
 
 def register_replacement(library_path: Any, function: Replacement, op_name: Optional[str] = None) -> None:
-    """Makes `function(inputs, attributes)` stand for a library's operation, or for all of them. Not of the SDK.
+    """Makes `function(inputs, attributes)` replace an operation of a library, or all of them. Not part of the SDK.
 
     The path is the program's, or just the file's name. The function gets a list of tensors and the op's string of
     attributes or None, and returns a tensor or a sequence of them, as the op's `outs` say. The last one counts.

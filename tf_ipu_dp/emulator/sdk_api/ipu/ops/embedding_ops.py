@@ -11,7 +11,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import replica_handles
 
 __all__ = [
     "HostEmbedding",
@@ -53,7 +53,7 @@ def embedding_lookup(
 
 
 def with_dense_gradient(params: Any) -> tf.Tensor:
-    """Returns the value of `params`; gradients on their way back through it become dense tensors."""
+    """Returns the value of `params`; gradients through it become dense tensors."""
 
     @tf.custom_gradient
     def identity(value: tf.Tensor) -> Any:
@@ -167,5 +167,5 @@ def _make_variable(name: str, shape: Any, dtype: Any, initializer: Any, trainabl
     variable = tf.compat.v1.get_variable(
         name, shape=shape, dtype=dtype, initializer=initializer, trainable=trainable, use_resource=True
     )
-    replicas.keep_on_host(variable)
+    replica_handles.keep_on_host(variable)
     return variable

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ops.grad_util_ops`: gradients caught on their way back."""
+"""`tensorflow.python.ipu.ops.grad_util_ops`: captures gradients in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _captures: List[Dict[str, Any]] = []
 
 
 def capture_upstream_gradients(args: Any, tag: str = "") -> Any:
-    """Returns the tensors of a nest; when gradients come by, the capture around them gets them under `tag`.
+    """Returns the tensors of a nest; the capture around them gets their gradients under `tag`.
 
     Computing gradients outside a capture is a `RuntimeError`.
     """
@@ -37,7 +37,7 @@ def capture_upstream_gradients(args: Any, tag: str = "") -> Any:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[Dict[str, Any]]:
-    """Catches gradients while it lasts: by tag, in the structure of the tensors. Not a function of the SDK."""
+    """Captures gradients while it is open: by tag, in the structure of the tensors. Not a function of the SDK."""
     _captures.append({})
     try:
         yield _captures[-1]

@@ -18,7 +18,7 @@ __all__ = ["fifo", "get_current_iteration_counter", "print_tensor", "remap", "re
 
 
 def remap(x: Any, name: Optional[str] = None) -> tf.Tensor:
-    """Returns `x`; an IPU spreads it anew over its tiles."""
+    """Returns `x`; an IPU redistributes it over its tiles."""
     return tf.identity(x, name=name)
 
 
@@ -28,7 +28,7 @@ def remap_deduce(x: Any, name: Optional[str] = None) -> tf.Tensor:
 
 
 def print_tensor(input: Any, name: str = "") -> Any:
-    """Prints all of a tensor to stderr whenever the program comes by; returns the operation."""
+    """Returns an operation that prints all of a tensor to stderr."""
     tensor = tf.convert_to_tensor(input)
     if name:
         return tf.print(f"{name}:", tensor, output_stream=sys.stderr, summarize=-1)
@@ -46,7 +46,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
     if tf.executing_eagerly():
         return tf.zeros_like(x)
     _require_own_steps()
-    # Made past tf.function, which would not allow another trace of the same program to have a FIFO of its own.
+    # Made outside of tf.function, which would refuse to make a second FIFO when the program is traced again.
     make = resource_variable_ops.ResourceVariable
     with tf.init_scope():
         buffer = make(tf.zeros([depth, *x.shape], x.dtype), trainable=False, name="fifo")
@@ -63,7 +63,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
 
 
 def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
-    """Returns how often the innermost loop of the graph around this has been through, as an int32 scalar."""
+    """Returns the finished iterations of the innermost loop around it, as an int32 scalar."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     _require_own_steps()
     while graph is not None:
@@ -74,8 +74,8 @@ def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
 
 
 def _require_own_steps() -> None:
-    """Refuses sliced replicas, which share their state and loops, so that the program is run with replicas together."""
-    replicas.meet([], replicas.total)
+    """Refuses time-sliced replicas, which share their state and loops: the program is then run concurrently."""
+    replicas.all_reduce([], replicas.sum_values)
 
 
 def _keep_alive(*variables: Any) -> None:

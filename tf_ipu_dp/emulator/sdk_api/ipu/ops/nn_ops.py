@@ -130,7 +130,7 @@ def ctc_loss_with_log_probs(
     with tf.name_scope(name or "ctc_loss_with_log_probs"):
         data = tf.cast(data, tf.float32)
         loss = _ctc_loss(labels, data, label_length, data_length, blank_index)
-        # Stock TensorFlow normalises once more. Taking that back makes the loss, and above all its gradient, that
+        # Stock TensorFlow normalises once more. Undoing that makes the loss, and above all its gradient, that
         # of the log probabilities.
         return tf.cast(loss - _normaliser(data, data_length), dtype)
 

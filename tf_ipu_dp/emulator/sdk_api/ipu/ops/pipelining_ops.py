@@ -9,14 +9,29 @@ serialisation and captured gradients are refused.
 from __future__ import annotations
 
 import contextlib
-import enum
+import functools
 import numbers
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
-from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.runtime.pipeline_accumulation import (
+    SUMMABLE,
+    GradientAccumulation,
+    OutfeedSums,
+    empty_vectors,
+)
+from tf_ipu_dp.emulator.runtime.pipeline_layout import (
+    PipelineSchedule,
+    PipelineStageOptions,
+    RecomputationMode,
+    check_iterations,
+    check_layout,
+    check_options,
+    check_replicas_fit,
+    check_serialization,
+    flat,
+)
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 __all__ = [
@@ -27,38 +42,6 @@ __all__ = [
     "pipeline",
     "recomputation_checkpoint",
 ]
-
-_SUMMABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
-
-
-class PipelineSchedule(enum.IntEnum):
-    """The order in which the stages of several micro batches would be executed."""
-
-    Grouped = 0
-    Interleaved = 1
-    Sequential = 2
-
-
-class RecomputationMode(enum.Enum):
-    """When activations would be computed again for the backward pass."""
-
-    Auto = 1
-    RecomputeThenBackpropagate = 2
-    RecomputeAndBackpropagateInterleaved = 3
-
-
-class PipelineStageOptions:
-    """Poplar's options for the convolutions, matrix multiplications and slices of one stage."""
-
-    def __init__(
-        self,
-        convolution_options: Optional[Dict[str, str]] = None,
-        matmul_options: Optional[Dict[str, str]] = None,
-        slice_options: Optional[Dict[str, str]] = None,
-    ) -> None:
-        self.convolution_options = _poplar_options("convolution_options", convolution_options)
-        self.matmul_options = _poplar_options("matmul_options", matmul_options)
-        self.slice_options = _poplar_options("slice_options", slice_options)
 
 
 class OptimizerFunctionOutput:
@@ -185,15 +168,15 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
         len(stages), devices, schedule, training,
         forward_propagation_stages_poplar_options, backward_propagation_stages_poplar_options,
     )  # fmt: skip
-    _check_serialization(batch_serialization_iterations, schedule, devices, method)
+    check_serialization(batch_serialization_iterations, schedule, devices, method)
     check_iterations(count, len(stages), schedule, training)
-    _check_room(devices)
+    check_replicas_fit(devices)
     if tf.executing_eagerly():
         raise RuntimeError("A pipeline is part of a program: call it in the tf.function that strategy.run() gets.")
 
     given = [tf.convert_to_tensor(value) for value in _as_list(inputs)]
-    accumulation = _Accumulation(count, method, gradient_accumulation_dtype)
-    sums = _OutfeedSums(count, accumulate_outfeed_dtype) if accumulate_outfeed else None
+    accumulation = GradientAccumulation(count, method, gradient_accumulation_dtype)
+    sums = OutfeedSums(count, accumulate_outfeed_dtype) if accumulate_outfeed else None
 
     def micro_batch(number: Any, accumulated: List[Any], summed: List[Any]) -> Any:
         position = tf.math.floormod(number, count)
@@ -207,7 +190,8 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
             if not isinstance(result, OptimizerFunctionOutput):
                 raise TypeError(f"optimizer_function returned {result!r}, not an OptimizerFunctionOutput.")
             loss = result.loss
-            accumulated, updated = accumulation.add(accumulated, position, result)
+            apply = functools.partial(_apply_gradients, result)
+            accumulated, updated = accumulation.add(accumulated, position, _gradients(result), apply)
             effects.append(updated)
         feed = _to_outfeed(outputs, loss, outfeed_loss, outfeed_mask, training)
         if feed is not None:
@@ -221,227 +205,16 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
         with tf.control_dependencies([effect for effect in effects if effect is not None]):
             return number + 1, accumulated, summed
 
-    vectors = [tf.TensorShape([None])] * len(_SUMMABLE)
+    vectors = [tf.TensorShape([None])] * len(SUMMABLE)
     with tf.name_scope(name or "pipeline"):
         finished = tf.while_loop(
             lambda number, *_: tf.less(number, int(repeat_count) * count),
             micro_batch,
-            (tf.constant(0), _empty_vectors(), _empty_vectors()),
+            (tf.constant(0), empty_vectors(), empty_vectors()),
             shape_invariants=(tf.TensorShape([]), vectors, list(vectors)),
             parallel_iterations=1,
         )
         return tf.group(finished[0])
-
-
-def check_options(**options: Any) -> None:
-    """Raises TypeError for an option of a wrong type. It is shared with Keras models, which pass options on."""
-    for name, value in options.items():
-        if value is None:
-            continue
-        if name in ("pipeline_schedule", "recomputation_mode", "weight_update_poplar_options"):
-            kind = {"pipeline_schedule": PipelineSchedule, "recomputation_mode": RecomputationMode}.get(
-                name, PipelineStageOptions
-            )
-            if not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}.")
-        elif name.endswith("_stages_poplar_options"):
-            if not isinstance(value, list) or not all(isinstance(one, PipelineStageOptions) for one in value):
-                raise TypeError(f"{name} must be a list of PipelineStageOptions.")
-        elif name in ("gradient_accumulation_dtype", "accumulate_outfeed_dtype"):
-            if not callable(value):
-                tf.as_dtype(value)
-        elif name == "name":
-            if not isinstance(value, str):
-                raise TypeError(f"name must be a str, not {value!r}.")
-        elif not isinstance(value, bool):
-            raise TypeError(f"{name} must be a bool, not {value!r}.")
-        elif name == "continuous_weight_updates" and value:
-            raise NotImplementedError("continuous_weight_updates is not supported.")
-
-
-def check_layout(
-    stages: int,
-    devices: Sequence[Any],
-    schedule: PipelineSchedule,
-    training: bool,
-    *stage_options: Optional[Sequence[Any]],
-) -> None:
-    """Raises for too few stages, for lists of a wrong length, and for stages that the schedule cannot place so."""
-    if stages < 2:
-        raise ValueError(f"Pipeline requires at least two computational stages. There is {stages}.")
-    if len(devices) != stages:
-        raise ValueError(f"device_mapping has {len(devices)} entries for {stages} stages.")
-    for options in stage_options:
-        if options is not None and len(options) != stages:
-            raise ValueError(f"There are Poplar options for {len(options)} stages, but {stages} stages.")
-    used = _flat(devices)
-    if training and schedule == PipelineSchedule.Interleaved and len(set(used)) != len(used):
-        raise NotImplementedError("Training with the Interleaved schedule needs a device of its own for every stage.")
-
-
-def check_iterations(iterations: int, stages: int, schedule: PipelineSchedule, training: bool) -> None:
-    """Raises FailedPreconditionError, as the SDK's compiler does, for a number that does not fill the schedule."""
-    multiple = 1
-    if schedule == PipelineSchedule.Grouped:
-        multiple = 2 * stages if training else stages
-    elif schedule == PipelineSchedule.Interleaved:
-        multiple = stages
-    tiles = ipu_config.configured_system().config.io_tiles
-    if schedule == PipelineSchedule.Grouped and tiles.num_io_tiles and tiles.place_ops_on_io_tiles:
-        if iterations < multiple + 2:
-            raise tf.errors.FailedPreconditionError(
-                None,
-                None,
-                f"The number of iterations of the pipeline must be at least {multiple + 2} with I/O tiles, "
-                f"but it is {iterations}.",
-            )
-    elif iterations < multiple or iterations % multiple:
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
-            f"The number of iterations of the pipeline must be a multiple of {multiple} for {stages} stages and the "
-            f"schedule {schedule.name}, but it is {iterations}.",
-        )
-
-
-def ipus_for(devices: Sequence[Any]) -> int:
-    """Returns the IPUs that one replica occupies: the power of two that holds its devices."""
-    return 1 << max(_flat(devices), default=0).bit_length()
-
-
-def replicas_for(ipus: int, needed: int) -> int:
-    """Returns how many replicas of so many IPUs each a device of `ipus` holds."""
-    if ipus % needed:
-        raise tf.errors.InternalError(
-            None, None, f"One replica needs {needed} IPUs, and the device's {ipus} IPUs are not a multiple of that."
-        )
-    return ipus // needed
-
-
-def _check_room(devices: Sequence[Any]) -> None:
-    """A pipeline takes several IPUs, so there are fewer replicas than IPUs."""
-    needed = ipus_for(devices)
-    strategy = tf.distribute.get_strategy()
-    ipus = strategy.ipus() if hasattr(strategy, "ipus") else ipu_config.configured_system().ipus_per_device[0]
-    allowed = replicas_for(ipus, needed)
-    program = replicas.current()
-    if program is not None and program.replicas != allowed:
-        # For whoever traces the program: autograph lets no exception class of our own through.
-        program.fitting_replicas = allowed
-        raise RuntimeError(
-            f"The program was traced for {program.replicas} replicas, but the device holds {allowed} of {needed} IPUs."
-        )
-
-
-def _check_serialization(iterations: int, schedule: PipelineSchedule, devices: Sequence[Any], method: Method) -> None:
-    if iterations == 1:
-        return
-    if method is Method.MEAN:
-        raise ValueError("batch_serialization_iterations cannot be used with the reduction method MEAN.")
-    if schedule != PipelineSchedule.Sequential or len(set(_flat(devices))) > 1:
-        raise NotImplementedError(
-            "batch_serialization_iterations is supported with the Sequential schedule on one IPU only."
-        )
-    raise NotImplementedError("The emulator has no batch serialisation: use micro batches of that size instead.")
-
-
-class _Accumulation:
-    """The gradients of the micro batches of one update, reduced as asked, and the update."""
-
-    def __init__(self, count: int, method: Method, dtype: Any) -> None:
-        self._count, self._method, self._dtype = count, method, dtype
-
-    def add(self, vectors: List[Any], position: Any, output: OptimizerFunctionOutput) -> Tuple[List[Any], Any]:
-        """Returns the accumulators with one micro batch more, and the update, which the last of them makes."""
-        pairs = [(gradient, variable) for gradient, variable in _gradients(output) if gradient is not None]
-        gradients = [tf.cast(tf.convert_to_tensor(gradient), self._type_for(variable)) for gradient, variable in pairs]
-        reduced = [
-            self._reduce(_before(vector, arrived, position), arrived, position)
-            for vector, arrived in zip(vectors, _to_vectors(gradients))
-        ]
-
-        def update() -> Any:
-            handed_on = zip(_from_vectors(reduced, gradients), [variable for _, variable in pairs])
-            applied = output.opt.apply_gradients(
-                list(handed_on), *output.apply_gradients_args, **output.apply_gradients_kwargs
-            )
-            with tf.control_dependencies([applied] if isinstance(applied, (tf.Operation, tf.Tensor)) else []):
-                return tf.constant(0)
-
-        return reduced, _at_the_end(position, self._count, update)
-
-    def _reduce(self, before: Any, gradient: Any, position: Any) -> Any:
-        if not gradient.dtype.is_floating or self._method is Method.SUM:
-            return before + gradient
-        if self._method is Method.MEAN:
-            return before + gradient / tf.cast(self._count, gradient.dtype)
-        seen = tf.cast(position, gradient.dtype)
-        return before * (seen / (seen + 1)) + gradient / (seen + 1)
-
-    def _type_for(self, variable: Any) -> Any:
-        return _chosen_type(self._dtype, variable)
-
-
-class _OutfeedSums:
-    """The outputs of the micro batches of one update, added up."""
-
-    def __init__(self, count: int, dtype: Any) -> None:
-        self._count, self._dtype = count, dtype
-
-    def add(self, vectors: List[Any], position: Any, feed: Any, enqueue: Callable[[Any], Any]) -> Tuple[List[Any], Any]:
-        """Returns the sums with one micro batch more, and the enqueueing, which the last of them makes."""
-        tensors = [tf.cast(tensor, _chosen_type(self._dtype, tensor)) for tensor in tf.nest.flatten(feed)]
-        summed = [
-            _before(vector, arrived, position) + arrived for vector, arrived in zip(vectors, _to_vectors(tensors))
-        ]
-
-        def send() -> Any:
-            sent = enqueue(tf.nest.pack_sequence_as(feed, _from_vectors(summed, tensors)))
-            with tf.control_dependencies([sent] if isinstance(sent, (tf.Operation, tf.Tensor)) else []):
-                return tf.constant(0)
-
-        return summed, _at_the_end(position, self._count, send)
-
-
-def _at_the_end(position: Any, count: int, act: Callable[[], Any]) -> Any:
-    """Acts with the last of `count` micro batches. What it uses may come from that micro batch: a learning rate does.
-
-    That is why it is a condition in the loop over micro batches and no loop around it.
-    """
-    return act() if count == 1 else tf.cond(tf.equal(position, count - 1), act, lambda: tf.constant(0))
-
-
-# A loop wants to know its variables before it is traced, and which gradients there are is known after that. So the
-# loop has one vector for each type, which holds all tensors of the type one after the other.
-
-
-def _empty_vectors() -> List[Any]:
-    return [tf.zeros([0], dtype) for dtype in _SUMMABLE]
-
-
-def _to_vectors(tensors: Sequence[Any]) -> List[Any]:
-    for tensor in tensors:
-        if tensor.dtype not in _SUMMABLE:
-            raise ValueError(f"{tensor.dtype.name} cannot be accumulated.")
-    parts = [[tf.reshape(tensor, [-1]) for tensor in tensors if tensor.dtype == dtype] for dtype in _SUMMABLE]
-    return [tf.concat(part, axis=0) if part else tf.zeros([0], dtype) for part, dtype in zip(parts, _SUMMABLE)]
-
-
-def _from_vectors(vectors: Sequence[Any], like: Sequence[Any]) -> List[Any]:
-    place = dict(zip(_SUMMABLE, vectors))
-    start = {dtype: tf.constant(0) for dtype in _SUMMABLE}
-    tensors = []
-    for tensor in like:
-        dtype, size = tensor.dtype, tf.size(tensor)
-        part = tf.slice(place[dtype], [start[dtype]], [size])
-        start[dtype] += size
-        tensors.append(tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape))
-    return tensors
-
-
-def _before(vector: Any, arrived: Any, position: Any) -> Any:
-    """Returns what has been accumulated: nothing before the first micro batch of an update."""
-    return tf.cond(tf.equal(position, 0), lambda: tf.zeros_like(arrived), lambda: vector)
 
 
 def _gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
@@ -460,6 +233,12 @@ def _gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
     return list(zip(compute(output.loss, list(output.variables)), output.variables))
 
 
+def _apply_gradients(output: OptimizerFunctionOutput, gradients_and_variables: List[Any]) -> Any:
+    return output.opt.apply_gradients(
+        gradients_and_variables, *output.apply_gradients_args, **output.apply_gradients_kwargs
+    )
+
+
 def _keras_optimizers() -> Tuple[type, ...]:
     """Keras' base classes of optimizers: the two of tf.keras, and the one inside TensorFlow."""
     from tensorflow.python.keras.optimizer_v2 import optimizer_v2
@@ -471,7 +250,7 @@ def _keras_optimizers() -> Tuple[type, ...]:
 def _stage_functions(stages: Any) -> List[Any]:
     if not isinstance(stages, (list, tuple)):
         raise TypeError(f"computational_stages must be a list of functions, not {type(stages).__name__}.")
-    for stage in _flat(stages):
+    for stage in flat(stages):
         if not callable(stage):
             raise TypeError(f"{stage!r} is no function, so it is no stage.")
     return list(stages)
@@ -491,11 +270,11 @@ def _count(given: Any) -> int:
 def _devices(stages: List[Any], mapping: Any) -> List[Any]:
     """Returns the device of each stage; parallel stages have a list of them."""
     if mapping is None:
-        free: Iterator[Any] = iter(range(len(_flat(stages))))
+        free: Iterator[Any] = iter(range(len(flat(stages))))
         return [[next(free) for _ in stage] if isinstance(stage, (list, tuple)) else next(free) for stage in stages]
     if not isinstance(mapping, (list, tuple)):
         raise TypeError(f"device_mapping must be a list of int, not {mapping!r}.")
-    for device in _flat(mapping):
+    for device in flat(mapping):
         if isinstance(device, bool) or not isinstance(device, numbers.Integral):
             raise TypeError(f"device_mapping has an entry {device!r}, which is no int.")
         if device < 0:
@@ -561,29 +340,7 @@ def _no_captures_but(allowed: Sequence[Any]) -> Iterator[None]:
             )
 
 
-def _chosen_type(choice: Any, tensor: Any) -> Any:
-    """Returns the type of an accumulator: the tensor's, the one given, or what the function given says."""
-    chosen = choice(tensor) if callable(choice) and not isinstance(choice, type) else choice
-    return tf.as_dtype(tensor.dtype if chosen is None else chosen).base_dtype
-
-
-def _poplar_options(name: str, options: Optional[Dict[str, str]]) -> Dict[str, str]:
-    if options is None:
-        return {}
-    if not isinstance(options, dict):
-        raise TypeError(f"{name} must be a dict, not {type(options).__name__}.")
-    for key, value in options.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"{name}: {key!r}: {value!r}, but names and values must be str.")
-    return options
-
-
 def _as_list(values: Any) -> List[Any]:
     if values is None:
         return []
     return list(values) if isinstance(values, (list, tuple)) else [values]
-
-
-def _flat(nested: Sequence[Union[Any, Sequence[Any]]]) -> List[Any]:
-    """Returns the entries, and those of a list among them in its place."""
-    return [one for entry in nested for one in (entry if isinstance(entry, (list, tuple)) else [entry])]

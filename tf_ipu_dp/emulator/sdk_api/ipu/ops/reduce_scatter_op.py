@@ -10,13 +10,13 @@ from tf_ipu_dp.emulator.runtime import collectives, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import all_to_all_op
 
 _REDUCTIONS: Dict[str, Callable[[List[Any]], Any]] = {
-    "COLLECTIVE_OP_ADD": replicas.total,
+    "COLLECTIVE_OP_ADD": replicas.sum_values,
     "COLLECTIVE_OP_MUL": lambda values: tf.reduce_prod(tf.stack(values), axis=0),
     "COLLECTIVE_OP_MIN": lambda values: tf.reduce_min(tf.stack(values), axis=0),
     "COLLECTIVE_OP_MAX": lambda values: tf.reduce_max(tf.stack(values), axis=0),
     "COLLECTIVE_OP_LOGICAL_AND": lambda values: tf.reduce_all(tf.stack(values), axis=0),
     "COLLECTIVE_OP_LOGICAL_OR": lambda values: tf.reduce_any(tf.stack(values), axis=0),
-    "COLLECTIVE_OP_SQUARE_ADD": lambda values: replicas.total([value * value for value in values]),
+    "COLLECTIVE_OP_SQUARE_ADD": lambda values: replicas.sum_values([value * value for value in values]),
     "COLLECTIVE_OP_MEAN": lambda values: tf.reduce_mean(tf.stack(values), axis=0),
 }
 
@@ -34,7 +34,7 @@ def reduce_scatter(x: Any, replication_factor: int, op: str = "COLLECTIVE_OP_ADD
 def _one(tensor: Any, parts: int, op: str) -> Any:
     if tensor.shape.rank != 1:
         raise ValueError(f"reduce_scatter takes vectors, not rank {tensor.shape.rank}.")
-    reduced = tensor if op == "COLLECTIVE_OP_LOCAL" else collectives.meet([tensor], _REDUCTIONS[op])[0]
+    reduced = tensor if op == "COLLECTIVE_OP_LOCAL" else collectives.all_reduce([tensor], _REDUCTIONS[op])[0]
     length = -(-int(tensor.shape[0]) // parts)
     padded = tf.pad(reduced, [[0, length * parts - int(tensor.shape[0])]])
     return tf.gather(tf.reshape(padded, [parts, length]), collectives.index())

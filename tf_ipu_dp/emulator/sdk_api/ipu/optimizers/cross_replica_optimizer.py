@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Optional
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
 
@@ -21,9 +22,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Takes the mean over the replicas and hands it on."""
-        from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
-
+        """Passes the mean over the replicas on."""
         reduced = [
             (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
             for gradient, var in grads_and_vars
@@ -34,7 +33,7 @@ class CrossReplicaOptimizer(IpuOptimizer):
 
 @contextlib.contextmanager
 def _reduced_already() -> Iterator[None]:
-    """Inside, a strategy does not add up over the replicas, as it does for TF1 optimizers of its own accord."""
+    """Inside, the strategy does not sum over the replicas, as it otherwise does for TF1 optimizers."""
     program = replicas.current()
     if program is None:
         yield

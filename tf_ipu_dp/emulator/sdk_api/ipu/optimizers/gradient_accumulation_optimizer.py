@@ -1,8 +1,8 @@
 """`tensorflow.python.ipu.optimizers.gradient_accumulation_optimizer`: one update for several micro batches.
 
 On the SDK the compiler looks for a loop of known length around the optimizer, divisible by the micro batches of an
-update, and refuses the program otherwise. Here that is so for the loops of `ipu.loops`; stock TensorFlow cannot be
-asked for others. Every A-th call updates, in a loop or not, and the count goes on from one run to the next.
+update, and refuses the program otherwise. Here that is checked for the loops of `ipu.loops` only. Every A-th call
+updates, in a loop or not, and the count continues from one run to the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Takes in the gradients of a micro batch; with the last one of the window the wrapped optimizer updates."""
+        """Accumulates the gradients of a micro batch; with the last one the wrapped optimizer updates."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable.")

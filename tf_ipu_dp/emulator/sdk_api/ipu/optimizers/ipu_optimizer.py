@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class IpuOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Hands everything on to the TF1 optimizer that it wraps."""
+    """Passes everything on to the TF1 optimizer that it wraps."""
 
     def __init__(self, opt: Any, name: Optional[str] = None) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):

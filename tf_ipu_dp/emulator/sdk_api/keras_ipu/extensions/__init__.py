@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras import models
+from tf_ipu_dp.emulator.keras import model_options
 from tf_ipu_dp.emulator.sdk_api.keras_ipu import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
@@ -35,7 +35,7 @@ __all__ = [
 
 class _Extension(type):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, tf.keras.Model) and models.is_on_ipu(instance) and cls._extends(instance)
+        return isinstance(instance, tf.keras.Model) and model_options.is_on_ipu(instance) and cls._extends(instance)
 
     def _extends(cls, model: Any) -> bool:
         raise NotImplementedError

@@ -1,29 +1,16 @@
-"""`keras.ipu.layers`: layers whose gradients automatic loss scaling looks at. Going forward they change nothing.
+"""`keras.ipu.layers`: layers whose gradients automatic loss scaling observes. The forward pass is not changed.
 
-The gradients are seen while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`). With
-another optimizer, or with a tape of your own, the layers do nothing at all.
+The gradients are recorded while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`).
+With another optimizer, or with a tape of your own, the layers do nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-_recording = threading.local()
-
-
-@contextlib.contextmanager
-def recording(record: Callable[[Any], None]) -> Iterator[None]:
-    """Hands the gradients that come by while it is open to a function."""
-    before = getattr(_recording, "record", None)
-    _recording.record = record
-    try:
-        yield
-    finally:
-        _recording.record = before
+from tf_ipu_dp.emulator.keras.gradient_capture import captured
 
 
 @tf.keras.utils.register_keras_serializable(package="keras.ipu")
@@ -36,7 +23,7 @@ class CaptureUpstreamGradients(tf.keras.layers.Wrapper):  # type: ignore[misc]
 
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped layer."""
-        return tf.nest.map_structure(_captured, self.layer(inputs, *args, **kwargs))
+        return tf.nest.map_structure(captured, self.layer(inputs, *args, **kwargs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the wrapped layer's."""
@@ -59,22 +46,11 @@ class CaptureActivationGradients(CaptureUpstreamGradients):
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped layer."""
         activation = self.layer.activation
-        self.layer.activation = lambda value: activation(_captured(value))
+        self.layer.activation = lambda value: activation(captured(value))
         try:
             return self.layer(inputs, *args, **kwargs)
         finally:
             self.layer.activation = activation
-
-
-@tf.custom_gradient
-def _captured(value: Any) -> Any:
-    def upstream(gradient: Any) -> Any:
-        record = getattr(_recording, "record", None)
-        if record is not None:
-            record(gradient)
-        return gradient
-
-    return tf.identity(value), upstream
 
 
 __all__ = ["CaptureActivationGradients", "CaptureUpstreamGradients"]

@@ -1,4 +1,4 @@
-"""Layers that tell the IPU's compiler something and hand their inputs through."""
+"""Layers that are hints for the IPU's compiler and return their inputs."""
 
 from __future__ import annotations
 

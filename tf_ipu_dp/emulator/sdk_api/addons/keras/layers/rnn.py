@@ -171,7 +171,7 @@ class _PopnnRNN(IPULayer):
             kept = [tf.cast(state, inputs.dtype) for state in self.states]
             if given is None:
                 return kept
-            # As in Keras: states given to a stateful layer are where it starts, not where it goes on.
+            # As in Keras: states given to a stateful layer are its initial states only.
             fresh = tf.reduce_all([tf.reduce_all(state == 0) for state in kept])
             return [tf.where(fresh, start, state) for start, state in zip(given, kept)]
         return given or [tf.zeros([batch, self.units], inputs.dtype) for _ in range(self.state_count)]

@@ -1,0 +1,33 @@
+"""The wheel that is built from this clone has every module, the shipped data and the console script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_module_the_data_and_the_console_script(tmp_path):
+    source = tmp_path / "source"  # setuptools writes beside what it builds
+    source.mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "tf_ipu_dp", source / "tf_ipu_dp", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
+    subprocess.run([*command, str(tmp_path), str(source)], check=True, capture_output=True)
+    (path,) = tmp_path.glob("tf_ipu_dp-*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = set(wheel.namelist())
+        (entry_points,) = (wheel.read(name).decode() for name in names if name.endswith("/entry_points.txt"))
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_ipu_dp").rglob("*.py")}
+    others = {"tf_ipu_dp/py.typed", "tf_ipu_dp/datasets/fashion_mini.npz", "tf_ipu_dp/datasets/fashion_mini.txt"}
+    assert modules | others <= names
+    assert not [name for name in names if not name.startswith("tf_ipu_dp")]
+    assert entry_points == "[console_scripts]\ntf-ipu-dp = tf_ipu_dp.__main__:start\n"

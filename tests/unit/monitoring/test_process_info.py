@@ -1,0 +1,26 @@
+"""What Linux knows about processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from tf_ipu_dp.monitoring import process_info
+
+
+def test_a_zombie_is_not_alive_and_pid_1_is():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process.kill()
+    deadline = time.monotonic() + 60
+    while process_info.is_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not process_info.is_alive(process.pid) and process_info.is_alive(1)
+    process.communicate()
+
+
+def test_the_command_of_a_younger_process_with_the_same_number_is_not_returned():
+    assert process_info.read_command(os.getpid(), time.time()) is not None
+    assert process_info.read_command(os.getpid(), time.time() - 10**6) is None
+    assert process_info.read_command(2**22 + 1, None) is None

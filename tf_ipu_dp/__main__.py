@@ -1,0 +1,68 @@
+"""`python -m tf_ipu_dp` and `tf-ipu-dp`: lists the commands, or runs one of them. Imports nothing until it has to.
+
+`tf-ipu-dp train --ipus=8` is the same as `python -m tf_ipu_dp.train --ipus=8`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+import sys
+from typing import List, NoReturn, Optional
+
+from tf_ipu_dp import __version__
+
+# The modules that are commands, with what each does. A test holds that each has a module and a row here.
+COMMANDS = {
+    "train": "Trains a Keras model data-parallel on IPUs, real or emulated.",
+    "launch": "Starts a training run as several instances, and restarts it after failures.",
+    "monitor": "Shows what the IPUs and the runs do, live, as JSON, recorded, or for Prometheus.",
+    "doctor": "Says what this machine can do, and what is missing.",
+    "compare": "Compares the trained weights of two runs, layer by layer.",
+    "environment": "Makes the Python environment that launch/train and launch/test use.",
+    "emulator": "Runs a program written for the Poplar SDK on this host's CPU.",
+    "emulator.poprun": "Stands in for the SDK's poprun: starts a program as several instances.",
+}
+_HELP = ("-h", "--help", "help")
+
+
+def main(words: List[str]) -> int:
+    """Lists the commands, or becomes the one that the first word names. Returns the exit code otherwise."""
+    if not words or words[0] in _HELP:
+        sys.stdout.write(render_commands())
+        return 0
+    if words[0] == "--version":
+        sys.stdout.write(f"tf_ipu_dp {__version__}\n")
+        return 0
+    if words[0] not in COMMANDS:
+        sys.stderr.write(f"tf-ipu-dp: {_refusal(words[0])}\n")
+        return 1
+    sys.argv = [words[0], *words[1:]]
+    # As python -m would: each command decides how its process ends.
+    runpy.run_module(f"{__package__}.{words[0]}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def render_commands() -> str:
+    """Returns the usage, and a line for each command."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
+    usage = "usage: tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
+    return "\n".join([usage, "", *lines, "", "tf-ipu-dp COMMAND --help lists a command's flags.", ""])
+
+
+def _refusal(word: str) -> str:
+    nearest = difflib.get_close_matches(word, COMMANDS, n=1)
+    advice = f"Did you mean {nearest[0]}?" if nearest else "Commands: " + ", ".join(COMMANDS) + "."
+    if word.startswith("-"):
+        return f"the flag {word} needs a command before it. {advice}"
+    return f"{word} is not a command. {advice}"
+
+
+def start(words: Optional[List[str]] = None) -> NoReturn:
+    """Runs the command line; the entry point of the console script."""
+    sys.exit(main(sys.argv[1:] if words is None else words))
+
+
+if __name__ == "__main__":
+    start()

@@ -1,0 +1,189 @@
+"""Starts a job through a launcher and waits for it: its process, the signals that are forwarded to it, how it ended."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Callable, Deque, Iterator, Mapping, Optional, Tuple
+
+from tf_ipu_dp.distributed import launchers
+from tf_ipu_dp.distributed.failures import LauncherReport
+from tf_ipu_dp.distributed.job import Job
+from tf_ipu_dp.runs import json_files
+
+_OUTPUT_TIMEOUT_S = 15.0
+_MAX_LAUNCHER_LINES = 50
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class JobEnd:
+    """How a job ended: its exit status, and the launcher's report of the first failure, if it makes one."""
+
+    status: int
+    report: Optional[LauncherReport]
+
+
+class JobStarter:
+    """Starts jobs through one launcher. `extra` are words for the launcher itself."""
+
+    def __init__(self, launcher: str, extra: Tuple[str, ...]) -> None:
+        self.launcher = launcher
+        self._extra = extra
+        self._job_id = os.getpid() + int(re.sub(r"\D", "", os.environ.get("SLURM_JOB_ID", "")) or 0)
+
+    def command(self, job: Job) -> launchers.LaunchCommand:
+        """Returns the command that starts a job."""
+        program = [sys.executable, "-m", "tf_ipu_dp.train", *job.words]
+        return launchers.make_command(
+            self.launcher,
+            job.plan.topology,
+            program,
+            python=sys.executable,
+            environ=os.environ,
+            extra=self._extra,
+            job_id=self._job_id,
+            root=os.geteuid() == 0,
+        )
+
+    def run(self, job: Job, output: Optional[IO[str]] = None, environ: Optional[Mapping[str, str]] = None) -> JobEnd:
+        """Starts a job and returns how it ended.
+
+        Its output goes to this process's own, or into a file. `environ` is added to the launcher's environment.
+        """
+        command = self.command(job)
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            given = {**os.environ, **(environ or {}), **command.environ, "IPU_EMULATOR_REPORT": str(report)}
+            with _SignalForwarder(self._request_stop) as forwarder:
+                process = subprocess.Popen(
+                    list(command.words),
+                    env=given,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.PIPE if self.launcher == "mpirun" else output,
+                    # A terminal's Ctrl-C must reach the launcher once, through the forwarder.
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                )
+                with _copy_output(process.stderr, output or sys.stderr) as launcher_lines:
+                    status = forwarder.wait(process)
+            written = json_files.read_object(report)
+            if written is not None:
+                return JobEnd(status, LauncherReport.from_json(written))
+            return JobEnd(status, launchers.read_mpirun_output(b"".join(launcher_lines).decode(errors="replace")))
+
+    def _request_stop(self, pid: int) -> bool:
+        """Asks the instances to save and exit; returns whether they could be asked.
+
+        The emulator's poprun forwards a signal. The other launchers would kill the instances within a second.
+        """
+        if self.launcher == "srun":
+            return _signal_job_step(os.environ.get("SLURM_JOB_ID", ""), launchers.step_name(self._job_id))
+        # The instances vote to stop, so it is enough to signal those on this host.
+        return self.launcher != "emulator" and _signal_instances_below(pid)
+
+
+class _SignalForwarder:
+    """Forwards SIGINT and SIGTERM to a process, each time that they come.
+
+    For the first of them `request_stop` is called with the process id; if it returns True, the process itself is not
+    signalled.
+    """
+
+    def __init__(self, request_stop: Callable[[int], bool]) -> None:
+        self._request_stop = request_stop
+        self._process: Optional[Any] = None
+        self._received = 0
+
+    def __enter__(self) -> _SignalForwarder:
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def wait(self, process: Any) -> int:
+        """Returns the exit status: 128 plus the number for a signal, also where the launcher reports another status."""
+        self._process = process
+        if self._received:
+            self._forward(self._received, first=True)
+        code = int(process.wait())
+        if self._received and code:
+            return 128 + self._received
+        return code if code >= 0 else 128 - code
+
+    def _on_signal(self, number: int, _: Optional[FrameType]) -> None:
+        first, self._received = not self._received, number
+        if self._process:
+            self._forward(number, first)
+
+    def _forward(self, number: int, first: bool) -> None:
+        if self._process and not (first and self._request_stop(self._process.pid)):
+            self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _copy_output(source: Optional[IO[bytes]], target: IO[str]) -> Iterator[Deque[bytes]]:
+    """Copies a launcher's output, and keeps its own last lines: those without the tag of an instance."""
+    launcher_lines: Deque[bytes] = collections.deque(maxlen=_MAX_LAUNCHER_LINES)
+
+    def copy() -> None:
+        for line in source or ():
+            with contextlib.suppress(OSError):  # keep reading: a launcher with a full pipe would block
+                os.write(target.fileno(), line)
+            if not line.startswith(b"["):
+                launcher_lines.append(line)
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    yield launcher_lines
+    thread.join(_OUTPUT_TIMEOUT_S)
+
+
+def _signal_job_step(slurm_job: str, name: str) -> bool:
+    """Sends SIGTERM to the tasks of a Slurm job step; returns whether that was possible."""
+    listing = ["squeue", "--steps", f"--jobs={slurm_job}", "--noheader", "--format=%i %j"]
+    try:
+        listed = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
+        steps = [line.split()[0] for line in listed if line.split()[1:] == [name]]
+        if steps:
+            subprocess.run(["scancel", "--signal=TERM", *steps], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return bool(steps)
+
+
+def _signal_instances_below(pid: int) -> bool:
+    """Sends SIGTERM to the instances that a process has started on this host; returns whether there are any."""
+    found = False
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return False
+    for child in children:
+        with contextlib.suppress(OSError):
+            # Only the instances begin like this: mpirun has the program further back in its own command line.
+            if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"tf_ipu_dp.train"]:
+                os.kill(child, signal.SIGTERM)
+                found = True
+                continue
+        found = _signal_instances_below(child) or found
+    return found
+
+
+def _die_with_parent() -> None:
+    """Makes the kernel send SIGTERM to the job when this launcher is killed, so that the job saves and exits."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

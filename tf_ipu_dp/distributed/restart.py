@@ -1,0 +1,217 @@
+"""Runs a job until it ends well: what to do after a failure, and the same job on fewer instances.
+
+`decide` and `plan_fewer_instances` are pure; `run_with_restarts` starts the job and asks them after each failure.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from typing import IO, Callable, List, Optional, Sequence, Tuple
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.config.schema import Hosts, TimeSpan, TrainConfig
+from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.distributed import failures
+from tf_ipu_dp.distributed.failures import FirstFailure
+from tf_ipu_dp.distributed.job import Job, TrainCommand, replan_job, share_hosts
+from tf_ipu_dp.distributed.job_process import JobStarter
+from tf_ipu_dp.planning import plan, relayout
+from tf_ipu_dp.runs import checkpoints, run_folder
+
+RESTART, SHRINK, STOP = "restart", "shrink", "stop"
+_REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+_REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # the one of Open MPI
+_ANSWER_TIMEOUT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class FailedAttempt:
+    """How an attempt ended, and the step of the newest checkpoint by then; 0 without one."""
+
+    failure: FirstFailure
+    saved_step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What to do after a failure: RESTART, SHRINK (restart on fewer instances) or STOP, and why."""
+
+    action: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEnd:
+    """How a run ended, over all its attempts."""
+
+    status: int
+    last_attempt: Optional[FailedAttempt] = None  # None where the run ended well, or was stopped by a signal
+    reason: str = ""  # why it was not restarted
+
+
+def run_with_restarts(
+    job: Job,
+    typed: TrainCommand,
+    dataset: DatasetInfo,
+    starter: JobStarter,
+    folder: run_folder.RunFolder,
+    *,
+    max_restarts: int,
+    announce: Callable[[str], None],
+) -> RunEnd:
+    """Starts a job, and again from its last checkpoint after a failure, as often as it may.
+
+    Flags are added to `typed`, which is what the user asked for. `announce` prints a sentence.
+    """
+    began = time.monotonic()
+    attempts: List[FailedAttempt] = []
+    while True:
+        announce(str(starter.command(job)))
+        folder.set_errors_aside()
+        end = starter.run(job, _output(job.config))
+        if end.status == 0 or end.status in failures.STOP_STATUSES:
+            return RunEnd(end.status)
+        instances = job.plan.topology.instances
+        failure = failures.find_first_failure(end.status, end.report, folder.read_errors(), instances)
+        failure = _with_given_host_name(failure, job.plan.topology)
+        if failure.last_lines:
+            announce(render_failure(failure))
+        attempts.append(FailedAttempt(failure, _read_saved_step(folder)))
+        decision, config = _decide_next(attempts, job, dataset, starter.launcher, max_restarts)
+        if config is None:
+            return RunEnd(end.status, attempts[-1], decision.reason)
+        if typed.config.time_limit:
+            left_s = max(typed.config.time_limit.seconds - int(time.monotonic() - began), 1)
+            config = dataclasses.replace(config, time_limit=TimeSpan(left_s))
+        restarted = job if config == job.config else replan_job(typed, config, dataset)
+        number = f"Restart {len(attempts)} of {max_restarts}."
+        announce(f"{render_restart(attempts[-1], decision.reason, job, restarted)} {number}")
+        job = restarted
+
+
+def decide(attempts: Sequence[FailedAttempt], unreachable: Sequence[str], max_restarts: int) -> Decision:
+    """Decides what to do after the last of some failed attempts, given the hosts that cannot be reached."""
+    last = attempts[-1]
+    before = attempts[-2] if len(attempts) > 1 else None
+    is_same = before is not None and last.saved_step <= before.saved_step and last.failure.resembles(before.failure)
+    no_progress = f"it failed twice in the same way without getting past step {last.saved_step:,}"
+    instance = last.failure.instance
+    is_twice = before is not None and instance is not None and instance == before.failure.instance
+    rules = [
+        (not max_restarts, Decision(STOP)),
+        (not last.failure.transient, Decision(STOP, "it was not restarted, because it would fail again")),
+        (len(attempts) > max_restarts, Decision(STOP, f"{cli.count(max_restarts, 'restart')} did not help")),
+        (bool(unreachable), Decision(SHRINK, f"{cli.alternatives(unreachable)} cannot be reached")),
+        (is_same and not last.failure.is_kill, Decision(STOP, no_progress)),
+        (is_twice, Decision(SHRINK, f"instance {instance} failed twice in a row")),
+        (is_same, Decision(SHRINK, no_progress)),
+    ]
+    return next((decision for applies, decision in rules if applies), Decision(RESTART))
+
+
+def plan_fewer_instances(job: Job, dataset: DatasetInfo, lost_hosts: Sequence[str]) -> Optional[TrainConfig]:
+    """Returns the config on the next fewer instances that keeps the global batch, without the lost hosts; or None."""
+    topology, config = job.plan.topology, job.config
+    left = [name for name in topology.hosts.names if name not in lost_hosts]
+    count = topology.instances // 2
+    while count and (left or not topology.hosts.names):
+        hosts = share_hosts(left, count) or (config.hosts and Hosts(min(config.hosts.count, count)))
+        fewer = dataclasses.replace(config, ipus=count * topology.ipus_per_instance, instances=count, hosts=hosts)
+        for layout in relayout.layouts(fewer, dataset, job.plan.batch.global_batch_size):
+            if layout.instances == count:
+                return layout.apply(fewer)
+        count //= 2
+    return None
+
+
+def render_failure(failure: FirstFailure) -> str:
+    """Returns who failed first, and the last lines of its error or output."""
+    others = failure.secondary_failures
+    consequence = f" ({cli.count(others, 'other instance')} failed as a consequence)" if others else ""
+    if not failure.last_lines:
+        return f"{failure}{consequence}."
+    return "\n  ".join([f"{failure}{consequence}. Its last lines:", *failure.last_lines])
+
+
+def render_restart(last: FailedAttempt, reason: str, before: Job, after: Job) -> str:
+    """Returns a sentence with what failed, where the next attempt starts, and what changes."""
+    text = f"{last.failure}; {f'{reason}; ' if reason else ''}restarting from "
+    text += f"step {last.saved_step:,}" if last.saved_step else "the beginning"
+    text += f" on {after.layout}"
+    kept = after.plan.topology.hosts.names
+    left_out = [name for name in before.plan.topology.hosts.names if name not in kept]
+    if left_out:
+        text += f" without {' and '.join(left_out)}"
+    old, new = before.plan.batch, after.plan.batch
+    changes = [("micro batch", old.micro_batch_size, new.micro_batch_size)]
+    changes += [("accumulation", old.accumulation, new.accumulation)]
+    changed = [f"{name} {now} instead of {then}" for name, then, now in changes if then != now]
+    if changed:
+        text += f", {', '.join(changed)} (global batch {new.global_batch_size} kept)"
+    return f"{text}."
+
+
+def _decide_next(
+    attempts: Sequence[FailedAttempt], job: Job, dataset: DatasetInfo, launcher: str, max_restarts: int
+) -> Tuple[Decision, Optional[TrainConfig]]:
+    """Returns the decision and the config of the next attempt; None to stop."""
+    names = job.plan.topology.hosts.names
+    decision = decide(attempts, (), max_restarts)
+    unreachable = _find_unreachable(names) if decision.action != STOP and launcher != "srun" else []
+    if unreachable:
+        decision = decide(attempts, unreachable, max_restarts)
+    if decision.action == STOP:
+        return decision, None
+    if decision.action == RESTART:
+        return decision, job.config
+    lost = unreachable or [name for name in names if name == attempts[-1].failure.host]
+    config = plan_fewer_instances(job, dataset, lost if set(lost) < set(names) else ())
+    if config is None:
+        return Decision(STOP, f"{decision.reason}, and there is no layout on fewer instances"), None
+    return decision, config
+
+
+def _output(config: TrainConfig) -> Optional[IO[str]]:
+    """Returns where the job's output goes: with --json, stdout is for the one object of the result."""
+    return sys.stderr if config.json else None
+
+
+def _with_given_host_name(failure: FirstFailure, topology: plan.Topology) -> FirstFailure:
+    """Names the host as --hosts does, whatever it calls itself."""
+    if failure.instance is None or not topology.hosts.names:
+        return failure
+    return dataclasses.replace(failure, host=topology.host_name(failure.instance // topology.instances_per_host))
+
+
+def _read_saved_step(folder: run_folder.RunFolder) -> int:
+    newest = checkpoints.Store(folder.checkpoints, 1, lambda _: None).newest()
+    return newest.manifest.step if newest else 0
+
+
+def _find_unreachable(names: Sequence[str]) -> List[str]:
+    """Returns the hosts on which the remote shell cannot run `true`."""
+    remote_shell = shlex.split(os.environ.get(_REMOTE_SHELL_VARIABLE) or _REMOTE_SHELL)
+    this_host = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
+
+    def is_reachable(name: str) -> bool:
+        words = [*remote_shell, name, "true"]
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    remote = [name for name in names if name not in this_host]
+    if not remote:
+        return []
+    with concurrent.futures.ThreadPoolExecutor(len(remote)) as pool:
+        return [name for name, reachable in zip(remote, pool.map(is_reachable, remote)) if not reachable]

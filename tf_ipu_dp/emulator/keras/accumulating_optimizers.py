@@ -1,0 +1,113 @@
+"""Keras optimizers that update once for several micro batches."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional
+
+import tensorflow as tf
+
+from tf_ipu_dp.emulator.keras.loss_scaling import ALSOptimizer
+from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, deserialize, serializable
+from tf_ipu_dp.emulator.runtime.accumulation import Window
+from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod
+
+
+@serializable
+class GradientAccumulationOptimizer(OptimizerWrapper):
+    """Adds up or averages the gradients of `num_mini_batches` calls, and updates with the last of them.
+
+    With 1 the constructor returns `opt` itself. `dtype` is that of the accumulators and of the gradients that `opt`
+    gets. Offloading and sharding of the optimizer's state change where things are kept, not the numbers. The SDK
+    wants a loop of known length around it, divisible by `num_mini_batches`; here that is not checked.
+    """
+
+    def __new__(cls, opt: Any = None, num_mini_batches: Any = None, *_: Any, **__: Any) -> Any:
+        return opt if num_mini_batches == 1 else super().__new__(cls)
+
+    def __init__(
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        offload_weight_update_variables: Optional[bool] = None,
+        replicated_optimizer_state_sharding: Optional[bool] = False,
+        dtype: Any = None,
+        reduction_method: Any = GradientAccumulationReductionMethod.SUM,
+        name: str = "GradientAccumulationOptimizer",
+    ) -> None:
+        if num_mini_batches == 1:
+            return  # __new__ has returned `opt`, and Python calls __init__ on it if it is of this class itself
+        super().__init__(opt, name)
+        self._window = Window(num_mini_batches, reduction_method, dtype)
+        self._placement = {
+            "offload_weight_update_variables": offload_weight_update_variables,
+            "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
+        }
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Any], name: Optional[str] = None, experimental_aggregate_gradients: bool = True
+    ) -> Any:
+        """Accumulates the gradients of a micro batch; with the last one the wrapped optimizer updates."""
+        pairs = self._sum_over_replicas(grads_and_vars, experimental_aggregate_gradients)
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        scaling = self._opt if isinstance(self._opt, ALSOptimizer) else None
+        if scaling:
+            # Now rather than at the update: the accumulators may be of another type than the gradients.
+            scaling._count_gradients(gradients, experimental_aggregate_gradients)
+
+        def update(reduced: List[Any]) -> Any:
+            if scaling:
+                return scaling._update(list(zip(reduced, variables)), name)
+            return self._opt.apply_gradients(
+                list(zip(reduced, variables)), name=name, experimental_aggregate_gradients=False
+            )
+
+        return self._window.add(gradients, variables, update)
+
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the arguments that make the same optimizer."""
+        dtype = self._window.dtype
+        return {
+            **super().get_config(),
+            **self._placement,
+            "num_mini_batches": self._window.count,
+            "dtype": dtype if dtype is None or callable(dtype) else tf.as_dtype(dtype).name,
+            "reduction_method": self._window.method.name.lower(),
+        }
+
+
+@serializable
+class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizer):
+    """Gradient accumulation around an ALS optimizer."""
+
+    def __new__(cls, als_optimizer: Any = None, num_mini_batches: Any = None, *_: Any, **__: Any) -> Any:
+        if num_mini_batches is not None and not isinstance(als_optimizer, ALSOptimizer):
+            raise ValueError(f"ALSGradientAccumulationOptimizer wraps an ALSOptimizer, not {als_optimizer!r}.")
+        return super().__new__(cls, als_optimizer, num_mini_batches)
+
+    def __init__(
+        self,
+        als_optimizer: Any,
+        num_mini_batches: int,
+        offload_weight_update_variables: Optional[bool] = None,
+        replicated_optimizer_state_sharding: Optional[bool] = False,
+        dtype: Any = None,
+        reduction_method: Any = GradientAccumulationReductionMethod.SUM,
+        name: str = "ALSGradientAccumulationOptimizer",
+    ) -> None:
+        super().__init__(
+            als_optimizer,
+            num_mini_batches,
+            offload_weight_update_variables,
+            replicated_optimizer_state_sharding,
+            dtype,
+            reduction_method,
+            name,
+        )
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any], custom_objects: Any = None) -> Any:
+        """Makes an optimizer from what `get_config` returned."""
+        given = dict(config)
+        given["als_optimizer"] = deserialize(given.pop("opt"), custom_objects)
+        return cls(**given)

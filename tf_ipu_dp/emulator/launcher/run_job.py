@@ -1,0 +1,190 @@
+"""Starts a job on its hosts, supervises it to its end, and reports how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional
+
+from tf_ipu_dp.emulator import popdist_variables
+from tf_ipu_dp.emulator.launcher import (
+    failure_report,
+    network,
+    poprun_options,
+    processes,
+    remote_host,
+    rendezvous,
+    supervisor,
+    tagged_output,
+)
+from tf_ipu_dp.emulator.launcher.host_job import HostJob, forwarded_variables, inherited_environment
+from tf_ipu_dp.emulator.launcher.job import Job, render_topology
+from tf_ipu_dp.emulator.launcher.remote_host import RemoteHost
+
+# Defaults, which the user's environment may change.
+_HOROVOD = {
+    # Compilations and slow inputs keep other instances waiting; poprun itself notices when one has died.
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+    # A Horovod with MPI would look for mpirun, even for one instance.
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+}
+
+
+def run_job(options: poprun_options.Options, job: Job, only_output_from: Optional[int]) -> int:
+    """Returns the exit status of the first instance that failed, or 0. Raises HostError for a host out of reach."""
+    if options.is_on("print-topology"):
+        sys.stdout.write(render_topology(job))
+        sys.stdout.flush()
+    events = supervisor.Events()
+    streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    output = tagged_output.TaggedOutput(streams, only_output_from, events.output_closed)
+    remote: Dict[str, RemoteHost] = {}
+    server = None
+    try:
+        others = [host for host in job.hosts if not network.is_this_machine(host)]
+        if others:
+            choices = options.mpi().remote_shell or os.environ.get(remote_host.REMOTE_SHELL_VARIABLE)
+            shell = remote_host.find_remote_shell(choices)
+            remote = {host: RemoteHost(host, shell, output, events) for host in others}
+            for each in remote.values():
+                each.wait_until_ready()
+        addresses = _Addresses(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
+        server = _start_server(job, events, for_other_hosts=bool(remote))
+        hosts: List[processes.HostProcesses] = []
+        for host in job.hosts:
+            address = (addresses.server_of(host), server.port) if server is not None else None
+            connection = rendezvous.variables(*address, addresses.interface_of(host), host) if address else {}
+            task = _make_host_job(options, job, host, host in remote, connection)
+            if host in remote:
+                taken = [socket.gethostname(), *(each.hostname for name, each in remote.items() if name != host)]
+                own_name = host if len(job.hosts) > 1 and remote[host].hostname in taken else ""
+                remote[host].assign(dataclasses.replace(task, server=address, own_name=own_name))
+                hosts.append(remote[host])
+            else:
+                hosts.append(processes.LocalProcesses(host, task.commands(inherited_environment()), output, events))
+            if options.is_on("verbose"):
+                sys.stderr.write(_render_commands(host, task))
+        failure = supervisor.supervise(hosts, events)
+    except OSError as error:
+        raise poprun_options.OptionError(f"{options.program[0]} cannot be started ({error.strerror}).") from error
+    finally:
+        if server is not None:
+            server.stop()
+        for each in remote.values():
+            each.close(0.0, terminate=False)
+    status = _report_end(job, output, failure)
+    if options.is_on("verbose"):
+        print(f"poprun: exited with status {status}.", file=sys.stderr)
+    return status
+
+
+def _report_end(job: Job, output: tagged_output.TaggedOutput, failure: Optional[supervisor.Failure]) -> int:
+    """Returns the exit status, after saying which instance or host failed, if one did."""
+    if failure is None:
+        return 0
+    if failure.exit is not None:
+        instance = failure.exit.index
+        output.show_last_lines(instance)
+        sentence = failure_report.render(failure, instances=job.instances, hosts=len(job.hosts))
+        print(f"poprun: {sentence}", file=sys.stderr)
+        failure_report.write(instance, failure.host, failure, output.last_lines(instance))
+    return failure.status
+
+
+class _Addresses:
+    """The addresses that the hosts use for the job. Within one machine that is the loopback."""
+
+    def __init__(self, job: Job, remote: Mapping[str, RemoteHost], subnet: str) -> None:
+        self._interface = dict.fromkeys(job.hosts, network.LOOPBACK_INTERFACE)
+        self._server = dict.fromkeys(job.hosts, network.LOOPBACK)
+        if not remote:
+            return
+        ours = network.read_interfaces()
+        for host, each in remote.items():
+            chosen = network.choose_interface(host, each.interfaces, ours, subnet)
+            self._interface[host] = chosen.name
+            self._server[host] = network.address_towards(host, chosen.address)
+        for host in (host for host in job.hosts if host not in remote):
+            towards = next(iter(self._server[name] for name in remote))
+            found = (each.name for each in ours if each.address == towards)
+            self._interface[host] = next(found, network.LOOPBACK_INTERFACE)
+
+    def server_of(self, host: str) -> str:
+        """Returns the address of this machine that a host sees."""
+        return self._server[host]
+
+    def interface_of(self, host: str) -> str:
+        """Returns the interface that the host's instances use."""
+        return self._interface[host]
+
+
+def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) -> Optional[rendezvous.Server]:
+    """Returns the rendezvous server; None for a single instance, which needs none."""
+    if job.instances == 1:
+        return None
+    try:
+        slots = [(host, job.instances_per_host) for host in job.hosts]
+        address = "" if for_other_hosts else network.LOOPBACK
+        return rendezvous.Server(slots, address, on_exit_notice=events.exiting)
+    except ImportError as error:
+        raise poprun_options.OptionError(
+            f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "
+            "Use --num-instances 1, or install it with python -m tf_ipu_dp.environment distributed."
+        ) from error
+
+
+def _make_host_job(
+    options: poprun_options.Options, job: Job, host: str, is_remote: bool, connection: Mapping[str, str]
+) -> HostJob:
+    startup_hook = str(Path(__file__).resolve().parents[1] / "start")
+    own = inherited_environment()
+    mpi_variables = options.mpi().variables
+    given = {
+        **_HOROVOD,
+        **(forwarded_variables(own, list(mpi_variables)) if is_remote else {}),
+        **{name: own[name] for name in _HOROVOD if name in own},
+        **connection,
+        **_partition_variables(options),
+        # The start-up hook adds the package's own directory, behind the standard library.
+        "PYTHONPATH": os.pathsep.join(filter(None, [startup_hook, own.get("PYTHONPATH", "")])),
+        # `python3` must be this Python.
+        "PATH": os.pathsep.join(filter(None, [str(Path(sys.executable).parent), own.get("PATH", "")])),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if "executable-cache-path" in options.given:
+        given[popdist_variables.EXECUTABLE_CACHE] = options.text("executable-cache-path")
+    given.update({name: value for name, value in mpi_variables.items() if value is not None})
+    instances = {
+        instance: {**job.variables(instance), "IPUOF_VIPU_API_GCD_ID": str(instance)}
+        for instance in job.instances_on(host)
+    }
+    numa = options.text("process-placement", "spreadnuma") != "disabled" and options.is_on("numa-aware") is not False
+    ipus = 0 if options.is_on("offline-mode") else job.ipus
+    return HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus, name=job.name)
+
+
+def _partition_variables(options: poprun_options.Options) -> Dict[str, str]:
+    if options.is_on("offline-mode"):
+        return {}
+    defaults = {
+        "IPUOF_VIPU_API_HOST": ("vipu-server-host", "localhost"),
+        "IPUOF_VIPU_API_PORT": ("vipu-server-port", "8090"),
+        "IPUOF_VIPU_API_TIMEOUT": ("vipu-server-timeout", "120"),
+        "IPUOF_VIPU_API_PARTITION_ID": ("vipu-partition", "emulated"),
+    }
+    given = {name: options.text(option, os.environ.get(name, value)) for name, (option, value) in defaults.items()}
+    return {"IPUOF_LOG_LEVEL": os.environ.get("IPUOF_LOG_LEVEL", "WARN"), **given}
+
+
+def _render_commands(host: str, task: HostJob) -> str:
+    lines = []
+    for instance, own in task.instances.items():
+        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted({**task.environ, **own}.items())]
+        words = ["env", *variables, *map(shlex.quote, task.program)]
+        lines.append(f"poprun: instance {instance} on {host}: {' '.join(words)}\n")
+    return "".join(lines)

@@ -1,0 +1,200 @@
+"""Watches the processes of a job until all have ended: the first failure ends the others, and nothing is left behind.
+
+When one process fails, its peers lose their connection to it and fail within milliseconds, so poprun may see them end
+before it. Two rules find the first failure, and both are needed:
+
+- Processes are ordered by when they *began* to end. A process that ends by itself first closes its connections, in
+  Horovod's exit handler, so it sends an exit notice before that (`exit_notices`). Without a notice, its end counts.
+- A process that is killed by a signal sends no notice, but its peers do. So one that was killed comes before all that
+  exited with a status. SIGABRT does not count: Gloo aborts a process that has lost its peer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import queue
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostProcesses, LocalProcesses
+
+SIGNAL_GRACE_S = 120.0  # after a signal from outside: a training run saves a checkpoint
+_SETTLE_S = 0.3  # from the first failure on, in which further ones are taken for its consequences or its cause
+_POLL_S = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What ended the job: the first process that failed, a signal, or the loss of a host."""
+
+    status: int
+    exit: Optional[Exit] = None
+    host: str = ""
+    reason: str = ""  # a sentence, where the exit does not say it all
+
+
+class Events:
+    """What happens to a job, put in a queue from any thread and by signal handlers."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Tuple[str, Any]] = queue.SimpleQueue()
+
+    def exiting(self, index: int) -> None:
+        """Adds an exit notice: a process is about to end, well or not."""
+        self._queue.put(("exiting", index))
+
+    def exited(self, ended: Exit) -> None:
+        """Adds the end of a process."""
+        self._queue.put(("exited", ended))
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """Adds the loss of a host, with all its processes."""
+        self._queue.put(("host_lost", (host, reason)))
+
+    def signalled(self, number: int, _: Any = None) -> None:
+        """Adds a signal to poprun itself. A signal handler."""
+        self._queue.put(("signalled", number))
+
+    def output_closed(self) -> None:
+        """Adds that nobody reads poprun's output any more."""
+        self._queue.put(("output_closed", None))
+
+    def next(self, timeout_s: Optional[float]) -> Tuple[str, Any]:
+        """Returns kind and value of the next event, or ("", None) after the timeout."""
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return "", None
+
+
+def supervise(hosts: Sequence[HostProcesses], events: Events) -> Optional[Failure]:
+    """Starts the processes, waits until all have ended, and returns the first failure, or None if all ended well.
+
+    A first SIGINT, SIGTERM or SIGHUP is forwarded, so that the program can save; a second one kills all processes.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it, to survive the terminal
+        numbers.append(signal.SIGHUP)
+    handlers = {number: signal.signal(number, events.signalled) for number in numbers}
+    supervisor = _Supervisor(hosts, events)
+    try:
+        # This machine comes last: the other hosts can start while modules are preloaded here.
+        for each in sorted(hosts, key=lambda host: isinstance(host, LocalProcesses)):
+            each.start()
+        return supervisor.run()
+    finally:
+        supervisor.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class _Supervisor:
+    """One job from its start to its end."""
+
+    def __init__(self, hosts: Sequence[HostProcesses], events: Events) -> None:
+        self._hosts, self._events = hosts, events
+        self._host_names = {index: each.host for each in hosts for index in each.indices}
+        self._running = set(self._host_names)
+        self._exit_order: List[int] = []  # of exit notices, or of ends without one
+        self._failed: List[Exit] = []
+        self._failure: Optional[Failure] = None  # that is not the exit of a process
+        self._terminate_at: Optional[float] = None
+        self._kill_at: Optional[float] = None
+        self._is_terminated = False
+        self._grace_s = FAILURE_GRACE_S
+        self._handlers: Dict[str, Callable[[Any], None]] = {
+            "exiting": self._on_exiting,
+            "exited": self._on_exited,
+            "host_lost": self._on_host_lost,
+            "signalled": self._on_signalled,
+            "output_closed": self._on_output_closed,
+        }
+
+    def run(self) -> Optional[Failure]:
+        while self._running:
+            deadlines = [at for at in (self._termination_time(), self._kill_at) if at is not None]
+            kind, value = self._events.next(max(min(deadlines) - time.monotonic(), 0) if deadlines else None)
+            if kind:
+                self._handlers[kind](value)
+            now = time.monotonic()
+            terminate_at = self._termination_time()
+            if terminate_at is not None and now >= terminate_at:
+                self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
+            if self._kill_at is not None and now >= self._kill_at:
+                self._send_signal(signal.SIGKILL)
+                self._kill_at, self._grace_s = None, 0.0
+        if self._failure is not None or not self._failed:
+            return self._failure
+        killed = [ended for ended in self._failed if ended.by_signal not in (0, signal.SIGABRT)]
+        first = min(killed or self._failed, key=lambda ended: self._exit_order.index(ended.index))
+        return Failure(first.status, first, self._host_names[first.index])
+
+    def close(self) -> None:
+        """Waits until no process is left and all output is shown."""
+        if self._kill_at is not None:
+            self._grace_s = max(self._kill_at - time.monotonic(), 0.0)
+        closing = [
+            threading.Thread(target=each.close, args=(self._grace_s, not self._is_terminated), daemon=True)
+            for each in self._hosts
+        ]
+        for thread in closing:
+            thread.start()
+        while any(thread.is_alive() for thread in closing) or not all(each.is_drained() for each in self._hosts):
+            kind, _ = self._events.next(_POLL_S)
+            if kind == "signalled":
+                if not any(thread.is_alive() for thread in closing):
+                    return  # only output is left, and nobody reads it
+                self._send_signal(signal.SIGKILL)
+
+    def _termination_time(self) -> Optional[float]:
+        """Returns when the running processes are terminated after a failure. It may move with every event."""
+        if self._terminate_at is None:
+            return None
+        failed = {ended.index for ended in self._failed}
+        earlier = itertools.takewhile(lambda index: index not in failed, self._exit_order)
+        # One that began to end before all that failed may be the first failure: wait for its status.
+        is_undecided = any(index in self._running for index in earlier)
+        return self._terminate_at + (FAILURE_GRACE_S if is_undecided else 0.0)
+
+    def _on_exiting(self, index: int) -> None:
+        if index not in self._exit_order:
+            self._exit_order.append(index)
+
+    def _on_exited(self, ended: Exit) -> None:
+        self._on_exiting(ended.index)
+        self._running.discard(ended.index)
+        if ended.status and not self._is_terminated:
+            self._failed.append(ended)
+            self._terminate_at = self._terminate_at or time.monotonic() + _SETTLE_S
+
+    def _on_host_lost(self, loss: Tuple[str, str]) -> None:
+        host, reason = loss
+        indices = {index for index, name in self._host_names.items() if name == host}
+        self._running -= indices
+        if not self._is_terminated:
+            self._failure = self._failure or Failure(1, Exit(min(indices), 1), host, reason)
+            self._terminate_at = self._terminate_at or time.monotonic()
+
+    def _on_signalled(self, number: int) -> None:
+        if self._is_terminated or self._failed:
+            self._kill_at = time.monotonic()
+        else:
+            self._failure = self._failure or Failure(128 + number)
+            self._terminate(number, SIGNAL_GRACE_S)
+
+    def _on_output_closed(self, _: None) -> None:
+        if not self._is_terminated:
+            self._failure = self._failure or Failure(128 + signal.SIGPIPE)
+            self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
+
+    def _terminate(self, number: int, grace_s: float) -> None:
+        self._is_terminated, self._terminate_at = True, None
+        self._kill_at = time.monotonic() + grace_s
+        self._send_signal(number)
+
+    def _send_signal(self, number: int) -> None:
+        for each in self._hosts:
+            each.send_signal(number)

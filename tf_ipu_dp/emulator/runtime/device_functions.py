@@ -1,0 +1,250 @@
+"""Functions that `strategy.run` runs on the device: traced for its replicas, then run on all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import def_function, function
+
+try:
+    from tensorflow.python.eager.polymorphic_function import function_context
+except ImportError:  # before TensorFlow 2.11
+    function_context = None
+
+from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator.runtime import instances, random_numbers, replicas
+from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
+
+_CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
+_traced: Any = weakref.WeakKeyDictionary()  # tf.functions by the functions they were made from
+_copies: Any = weakref.WeakKeyDictionary()  # by the user's functions, and then by the IPUs of the device
+
+
+def extend_tensorflow() -> None:
+    """Makes functions look for a program of the device. Calling it twice is harmless."""
+    _ignore_jit_compile()
+    _cache_functions_by_program()
+
+
+def is_traced(fn: Any) -> bool:
+    """Whether a function is a `tf.function` or a concrete one."""
+    return isinstance(fn, (def_function.Function, *_CONCRETE))
+
+
+def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    """Runs a function as a part of the graph around it."""
+    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
+    if replicas.current() is None and not by_keras and strategy.ipus() > 1:
+        return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
+    return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
+
+
+@tf.autograph.experimental.do_not_convert
+def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise NotImplementedError(
+            "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
+        )
+    _refuse_concrete(fn, strategy.ipus())
+
+    def call(*own_args: Any, **own_kwargs: Any) -> Any:
+        results = fn(*own_args, **own_kwargs)
+        return None if isinstance(results, tf.Operation) else results
+
+    function = fn if isinstance(fn, def_function.Function) else tf.function(call)
+    ipu_config.configured_system().attach()
+    with strategy.scope():
+        program = replicas.Program(strategy.ipus())
+        try:
+            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, program)
+        except Exception:
+            if not program.fitting_replicas:
+                raise
+            fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
+            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, fitting)
+        return concurrent.call_in_graph(_split(args, kwargs)[0])
+
+
+def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool) -> Any:
+    """Runs a traced function on all replicas of the device and returns what replica 0 returns."""
+    system = ipu_config.configured_system()
+    system.attach()
+    with strategy.scope():
+        # Tracing does not count as work of the IPUs.
+        run = _compile(strategy, system, fn, args, kwargs, check_types)
+        with system.executing():
+            return run()
+
+
+def as_function(fn: Any) -> Any:
+    """Returns a traced function for any function, the same each time."""
+    if is_traced(fn):
+        return fn
+    if fn not in _traced:
+        _traced[fn] = tf.function(fn)
+    return _traced[fn]
+
+
+def _compile(
+    strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
+) -> Callable[[], Any]:
+    count = strategy.ipus()
+    if isinstance(fn, _CONCRETE):
+        _refuse_concrete(fn, count)
+        return lambda: _as_replica(strategy, fn, args, kwargs)
+    # As for any tf.function, an array is data, and not a constant that the program is traced for.
+    args, kwargs = tf.nest.map_structure(
+        lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
+        (tuple(args), kwargs),
+    )
+    own = _copy_for_device(fn, system, count)
+    program = replicas.Program(own.replicas or count)
+    try:
+        return _trace(strategy, own.function, args, kwargs, program, check_types)
+    except Exception:
+        if not program.fitting_replicas:
+            raise
+    # Tracing found a pipeline, which takes several IPUs for each replica.
+    own = _copy_for_device(fn, system, count, retrace=True)
+    own.replicas = program.fitting_replicas
+    return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
+
+
+def _trace(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
+) -> Callable[[], Any]:
+    if program.replicas > 1:
+        return _trace_concurrent(strategy, fn, args, kwargs, program, check_types)
+    # With a signature, TensorFlow 2.6 cannot be given plain numbers to trace for.
+    like = ((), {}) if fn.input_signature else (args, kwargs)
+    with replicas.tracing(program):
+        concrete = _as_replica(strategy, fn.get_concrete_function, *like)
+    if check_types:
+        _check_types(concrete)
+
+    def run() -> Any:
+        with replicas.traced_as(program):
+            return _as_replica(strategy, fn, args, kwargs)
+
+    return run
+
+
+def _trace_concurrent(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
+) -> Callable[[], Any]:
+    tensors, others, _ = _split(args, kwargs)
+    structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
+    specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+    values = tuple((type(leaf), leaf) if isinstance(leaf, (int, float, str)) else id(leaf) for leaf in others)
+    key = (id(fn), repr(structure), specs, values, instances.members())
+    if key not in strategy.concurrent_functions:
+        concurrent = _make_concurrent(strategy, fn, args, kwargs, program)
+        if check_types:
+            _check_types(concurrent.concrete)
+        # Objects that the key names by their ids are kept alive with it.
+        strategy.concurrent_functions[key] = (concurrent, fn, others)
+    return lambda: strategy.concurrent_functions[key][0](tensors)
+
+
+def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], List[bool]]:
+    """Returns the tensors among the arguments, the other arguments, and for each argument whether it is a tensor."""
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+    is_tensor = [tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) for leaf in leaves]
+    tensors = [leaf for leaf, given in zip(leaves, is_tensor) if given]
+    return tensors, [leaf for leaf, given in zip(leaves, is_tensor) if not given], is_tensor
+
+
+def _make_concurrent(
+    strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program
+) -> ConcurrentFunction:
+    tensors, others, is_tensor = _split(args, kwargs)
+
+    def call(*inputs: Any) -> Any:
+        given, kept = iter(inputs), iter(others)
+        flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
+        own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
+        results = _as_replica(strategy, fn, own_args, own_kwargs)
+        return None if isinstance(results, tf.Operation) else results
+
+    return ConcurrentFunction(call, tensors, program)
+
+
+def _refuse_concrete(fn: Any, count: int) -> None:
+    if isinstance(fn, _CONCRETE) and count > 1:
+        raise NotImplementedError(
+            f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
+            "Give the tf.function itself to strategy.run()."
+        )
+
+
+def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Calls the function in the strategy's replica context."""
+    return strategy.extended.call_for_each_replica(fn, args=tuple(args), kwargs=kwargs)
+
+
+@dataclasses.dataclass
+class _FunctionCopy:
+    """A copy of a user's function, traced for one configuration of the device."""
+
+    function: Any
+    key: Any
+    replicas: int = 0
+
+
+def _copy_for_device(fn: Any, system: Any, ipus: int, retrace: bool = False) -> _FunctionCopy:
+    key = (weakref.ref(system), random_numbers.generation(), instances.members())
+    of_sizes = _copies.setdefault(fn, {})
+    kept: Optional[_FunctionCopy] = of_sizes.get(ipus)
+    if retrace or kept is None or kept.key != key:
+        kept = of_sizes[ipus] = _FunctionCopy(fn._clone(None), key)
+    return kept
+
+
+def _check_types(concrete: Any) -> None:
+    for tensor in (*concrete.inputs, *concrete.outputs):
+        if tensor.dtype == tf.float64:
+            raise TypeError("float64 is not supported on the device: the function has it among its inputs or outputs.")
+
+
+def _ignore_jit_compile() -> None:
+    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot reach the host."""
+    if patches.is_applied("jit compilation"):
+        return
+
+    def get(self: Any) -> Any:
+        on_device = isinstance(tf.distribute.get_strategy(), KerasExtensions) or replicas.current() is not None
+        return None if on_device else vars(self).get("_jit_compile")
+
+    def set_(self: Any, value: Any) -> None:
+        vars(self)["_jit_compile"] = value
+
+    patches.set_attribute("jit compilation", def_function.Function, "_jit_compile", property(get, set_))
+
+
+def _cache_functions_by_program() -> None:
+    """Lets a function that a program calls be traced for its replicas, even if it was traced for others before."""
+    if patches.is_applied("function cache"):
+        return
+    owner: Any = function_context or function.Function
+    name = "make_function_context" if function_context else "_cache_key_context"
+    stock = getattr(owner, name)
+
+    @functools.wraps(stock)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        found, program = stock(*args, **kwargs), replicas.current()
+        if program is None or tf.executing_eagerly():
+            return found
+        own = (program.replicas, instances.members())
+        if not function_context:
+            return (*found[:-1], (found[-1], *own))
+        context = found.context
+        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *own)))
+
+    patches.set_attribute("function cache", owner, name, make)

@@ -1,0 +1,244 @@
+"""Gradient reduction for Keras models: from the gradients of one micro batch to the weight update, top to bottom.
+
+1. `micro_batch_gradients` runs the model's own training step on one micro batch, without its update.
+2. `accumulate` adds up the gradients of an update in place: over the micro batches of a replica, and over the replicas
+   of this instance if they are time-sliced. The mean over the accumulated micro batches is taken here, if it is wanted.
+3. `all_reduce` sums over the replicas of this instance that run concurrently, then over all instances.
+4. `apply` makes one weight update of the sums, which is the same on all replicas.
+
+Between 2 and 4 gradients are packed (`Packing`). Gradients are summed over replicas, never averaged, as the SDK does.
+Programs with a training loop of their own reduce through their strategy instead, in its `_batch_reduce_to`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence
+
+import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
+
+from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, replicas
+from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+
+# How much of the backward pass is left when the next forward pass begins, counted in gradients. The later it begins,
+# the more of the activations before it are gone: here two take little more memory than one, and keep the cores busy.
+_BACKWARD_LEFT = 0.35
+_LARGE = 1 << 16  # elements
+
+
+class StateOfReplicas(Protocol):
+    """Other variables that forward passes change, which time-sliced replicas must not see of each other."""
+
+    def begin(self) -> List[Any]:
+        """Returns the values that every replica starts a micro batch with; nothing if replicas are not time-sliced."""
+
+    def zeros(self) -> List[Any]:
+        """Returns what a loop over the replicas carries before the first one."""
+
+    def restore(self, start: List[Any]) -> None:
+        """Gives the variables the values that every replica starts with."""
+
+    def collect(self, carried: Sequence[Any], start: List[Any], replica: Any) -> List[Any]:
+        """Returns what the loop carries with the values of one more replica."""
+
+    def finish(self, carried: Sequence[Any]) -> None:
+        """Gives the variables the values that are kept of all replicas."""
+
+
+def micro_batch_gradients(model: Any, data: Any) -> List[Any]:
+    """Runs the model's own training step on one micro batch without the update; returns dense gradients."""
+    catcher = _GradientCatcher(model.optimizer)
+    with _replaced(model, "optimizer", catcher):
+        model.train_step(data)
+    return [
+        tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, variable in zip(catcher.gradients, model.trainable_variables)
+    ]
+
+
+def accumulate(
+    model: Any,
+    shape: Shape,
+    slices: int,
+    packing: Packing,
+    next_gradients: Callable[[Any, Sequence[Any]], List[Any]],
+    state: StateOfReplicas,
+) -> List[Any]:
+    """Returns the gradients of one update, packed, added up over its micro batches on `slices` time-sliced replicas.
+
+    `next_gradients` takes a replica's number and the tensors that the micro batch before it must have produced, and
+    returns the gradients of that replica's next micro batch.
+    """
+    nothing = packing.zeros(_accumulator_dtypes(packing))
+    own = len(nothing)
+    until: List[Any] = []
+
+    def step_of_all_replicas(number: Any, *total: Any) -> List[Any]:
+        del number
+        start = state.begin()
+
+        def step_of_one_replica(replica: Any, *carried: Any) -> List[Any]:
+            state.restore(start)
+            gradients = next_gradients(replica, carried)
+            until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
+            totals = [before + tf.cast(each, before.dtype) for before, each in zip(carried, packing.pack(gradients))]
+            return totals + state.collect(carried[own:], start, replica)
+
+        carried = [*total, *(state.zeros() if start else [])]
+        carried = graph_loops.repeat(slices, step_of_one_replica, carried, graph_loops.IN_FLIGHT, until)
+        state.finish(carried[own:])
+        model._train_counter.assign_add(1)
+        return carried[:own]
+
+    if shape.replicas > 1:  # their state must be final before their next micro batches
+        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing)
+    else:
+        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing, graph_loops.IN_FLIGHT, until)
+    return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """Tensors to be reduced, and how the values of concurrent replicas become one. Instances are always summed."""
+
+    tensors: List[Any]
+    combine: Callable[[List[Any]], Any] = replicas.sum_values
+
+
+def all_reduce(model: Any, concurrent: bool, name: str, contributions: Sequence[Contribution]) -> List[List[Any]]:
+    """Returns the tensors of each contribution, combined over the concurrent replicas and summed over the instances.
+
+    All of them travel in one exchange, since each exchange costs a small model more time than its computation. So
+    metrics and moving statistics go along with the gradients where an execution makes one update.
+    """
+    tensors = [tensor for each in contributions for tensor in each.tensors]
+    combines = [each.combine for each in contributions for _ in each.tensors]
+    spans_instances = model_strategy.spans_instances(model)
+
+    def over_instances(own: List[Any]) -> List[Any]:
+        return instances.sum_over_instances(own, name) if spans_instances else own
+
+    if concurrent:
+        tensors = replicas.all_reduce_jointly(
+            tensors, lambda columns: over_instances([combine(values) for combine, values in zip(combines, columns)])
+        )
+    else:
+        tensors = over_instances(tensors)
+    reduced = iter(tensors)
+    return [[next(reduced) for _ in each.tensors] for each in contributions]
+
+
+def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
+    """Makes one weight update with reduced gradients. It is traced once and stands for all replicas."""
+    program = replicas.current()
+    assert program is not None
+    updating = dataclasses.replace(program, updating=True)
+    try:
+        with replicas.traced_as(updating):
+            gradients = packing.unpack([tf.cast(each, dtype) for each, dtype in zip(sums, packing.dtypes())])
+            pairs = list(zip(gradients, model.trainable_variables))
+            model_strategy.call_as_replica(model, lambda: model.optimizer.apply_gradients(pairs))
+    finally:
+        program.needs_collectives |= updating.needs_collectives
+        program.random_ops = updating.random_ops
+
+
+class Packing:
+    """Many small tensors as few: what a loop carries and instances exchange costs by the tensor, not by the byte.
+
+    The small tensors of a type lie one after the other in a vector, the same order each time. Large ones stay as they
+    are: to copy them would cost memory.
+    """
+
+    def __init__(self, like: Sequence[Any]) -> None:
+        self._shapes = [tf.TensorShape(each.shape) for each in like]
+        self._sizes = [shape.num_elements() for shape in self._shapes]
+        self._alone: List[int] = []
+        vectors: Dict[Any, List[int]] = {}
+        for place, each in enumerate(like):
+            size = self._sizes[place]
+            if size is None or size >= _LARGE:
+                self._alone.append(place)
+            else:
+                vectors.setdefault(tf.as_dtype(each.dtype).base_dtype, []).append(place)
+        self._vectors = list(vectors.values())
+        self._dtypes = [*vectors, *(tf.as_dtype(like[place].dtype).base_dtype for place in self._alone)]
+
+    def pack(self, tensors: Sequence[Any]) -> List[Any]:
+        """Returns the vectors, then the tensors that stay alone."""
+        flat = tf.constant([-1])
+
+        def flatten(place: int) -> Any:
+            if self._shapes[place].rank == 1:
+                return tensors[place]
+            return tf.raw_ops.Reshape(tensor=tensors[place], shape=flat)
+
+        packed = [tf.concat([flatten(place) for place in places], axis=0) for places in self._vectors]
+        return packed + [tensors[place] for place in self._alone]
+
+    def unpack(self, packed: Sequence[Any]) -> List[Any]:
+        """Returns what was packed."""
+        tensors: List[Any] = [None] * len(self._shapes)
+        for places, vector in zip(self._vectors, packed):
+            for place, part in zip(places, tf.split(vector, [self._sizes[place] for place in places])):
+                shape = self._shapes[place]
+                tensors[place] = part if shape.rank == 1 else tf.reshape(part, shape)
+        for place, tensor in zip(self._alone, packed[len(self._vectors) :]):
+            tensors[place] = tensor
+        return tensors
+
+    def dtypes(self) -> List[Any]:
+        """Returns the types of the packed tensors."""
+        return list(self._dtypes)
+
+    def zeros(self, dtypes: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Returns packed zeros, of other types if they are given."""
+        sizes = [[sum(self._sizes[place] for place in places)] for places in self._vectors]
+        shapes = [*sizes, *(self._shapes[place] for place in self._alone)]
+        return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes or self._dtypes)]
+
+
+def _accumulator_dtypes(packing: Packing) -> List[Any]:
+    """Returns the types in which gradients are added up.
+
+    Where TensorFlow is asked to be deterministic, sums are so exact that the order in which instances and replicas add
+    makes no difference. Otherwise the last bit sometimes decides on which side of a ReLU a value lies.
+    """
+    if not _is_deterministic():
+        return packing.dtypes()
+    return [tf.float64 if dtype == tf.float32 else dtype for dtype in packing.dtypes()]
+
+
+def _is_deterministic() -> bool:
+    enabled = getattr(tf_config, "is_op_determinism_enabled", None)  # from TensorFlow 2.8 on
+    return bool(enabled and enabled()) or os.environ.get("TF_DETERMINISTIC_OPS", "").lower() in ("1", "true")
+
+
+class _GradientCatcher:
+    """Takes the place of the optimizer during a forward and backward pass, and keeps the gradients."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.gradients: List[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
+        """Keeps the gradients instead of applying them. Optimizers that scale the loss do so in here."""
+        compute = getattr(self._optimizer, "_compute_gradients", None) or self._optimizer.compute_gradients
+        self.gradients = [gradient for gradient, _ in compute(loss, var_list, tape=tape)]
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replaces an attribute of a model without Keras' tracking of attributes."""
+    before = vars(owner)[name]
+    vars(owner)[name] = value
+    try:
+        yield
+    finally:
+        vars(owner)[name] = before

@@ -1,0 +1,74 @@
+"""Loops of the graph over micro batches, so that tracing does not grow with replicas, accumulation or steps.
+
+Two micro batches may be in flight at a time, while everything that has an effect keeps the order of the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+IN_FLIGHT = 2
+# Random operations draw from streams of their own, which have no order that a program could rely on.
+_UNORDERED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "VarHandleOp")
+
+
+def repeat(
+    count: int,
+    body: Callable[..., Sequence[Any]],
+    carried: Sequence[Any] = (),
+    in_flight: int = 1,
+    until: Sequence[Any] = (),
+) -> List[Any]:
+    """Repeats the body and returns what it carries. Repetitions may overlap; what has an effect keeps their order.
+
+    In `until` the body puts what a repetition must have computed before the next one begins to have effects.
+    """
+    if count == 1:
+        return list(body(tf.constant(0), *carried))
+
+    def ordered(number: Any, turn: Any, *values: Any) -> List[Any]:
+        graph = tf.compat.v1.get_default_graph()
+        made_before = len(graph.get_operations())
+        gate = tf.identity(turn)
+        results = list(body(number, *values))
+        effects = _effects(graph.get_operations()[made_before:])
+        for operation in effects:
+            operation._add_control_input(gate.op)
+        with tf.control_dependencies([*effects, *until]):
+            turn = tf.identity(gate)
+        return [number + 1, turn, *results]
+
+    results = tf.while_loop(
+        lambda number, *_: number < count,
+        ordered,
+        [tf.constant(0), tf.constant(0), *carried],
+        parallel_iterations=in_flight,
+        maximum_iterations=count,
+    )
+    return list(results[2:])
+
+
+def stack(count: int, step: Callable[[Any], Any], like: Any) -> List[Any]:
+    """Returns the stacked results of the steps 1 to `count`, which have the types and shapes of `like`."""
+    arrays = [tf.TensorArray(each.dtype, count, element_shape=each.shape) for each in tf.nest.flatten(like)]
+
+    def write(number: Any, *written: Any) -> List[Any]:
+        return [array.write(number, each) for array, each in zip(written, tf.nest.flatten(step(number + 1)))]
+
+    return [array.stack() for array in repeat(count, write, arrays, IN_FLIGHT)]
+
+
+def _effects(operations: Sequence[Any]) -> List[Any]:
+    """Returns the operations that change something outside the graph, and those that read what is changed."""
+    touching = []
+    changed = set()
+    for operation in operations:
+        if not operation.op_def.is_stateful or operation.type in _UNORDERED:
+            continue
+        reads, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        changed |= {id(handle) for handle in writes}
+        touching.append((operation, {id(handle) for handle in (*reads, *writes)}))
+    return [operation for operation, handles in touching if not handles or changed & handles]

@@ -1,0 +1,164 @@
+"""The metrics of a Keras model on each replica of an instance, and what an execution reports of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any, Dict, Iterator, List, Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+
+from tf_ipu_dp.emulator.runtime import instances, model_strategy, replicas
+from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.gradient_reduction import Contribution
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue
+
+_LOGS = "_ipu_emulator_step_logs"
+_BANKS = "_ipu_emulator_metric_banks"
+
+
+class ReplicaMetrics:
+    """The model's metrics on each replica. Time-sliced replicas keep theirs in banks and take turns with Keras' own."""
+
+    def __init__(self, model: Any, shape: Shape, concurrent: bool) -> None:
+        self._model, self._shape, self.concurrent = model, shape, concurrent
+        self.slices = 1 if concurrent else shape.replicas
+
+    def make_banks(self) -> None:
+        """Makes the variables that replicas keep their metrics in, if the metrics are known before tracing."""
+        if self.slices > 1:
+            for variable in self._variables():
+                self._bank(variable)
+
+    @contextlib.contextmanager
+    def of_replica(self, number: Any) -> Iterator[None]:
+        """What is traced inside is done by the replica whose turn it is, with its own metrics."""
+        program = replicas.current()
+        assert program is not None
+        replica = tf.cast(number, tf.int32) % self.slices
+        banks = [(variable, self._bank(variable)) for variable in self._variables()] if self.slices > 1 else []
+        for variable, bank in banks:
+            variable.assign(tf.gather(bank, replica))
+        inner = program if self.concurrent else dataclasses.replace(program, index=lambda: replica)
+        try:
+            with replicas.traced_as(inner):
+                yield
+        finally:
+            program.needs_collectives |= inner.needs_collectives
+            program.random_ops = inner.random_ops
+        for variable, bank in banks:
+            bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
+        if self._shape.each_step:
+            step_logs(self._model).enqueue(metric_results(self._model))
+
+    def contribution(self) -> Contribution:
+        """Returns what `logs` needs of all replicas and instances."""
+        if self.concurrent:
+            results = [tf.convert_to_tensor(value) for value in metric_results(self._model).values()]
+            return Contribution(results, lambda values: self._reduce(tf.stack(values)))
+        if self._shape.replicas > 1:
+            return Contribution([self._bank(variable).read_value() for variable in self._variables()])
+        spans_instances = model_strategy.spans_instances(self._model)
+        return Contribution([variable.read_value() for variable in self._variables()] if spans_instances else [])
+
+    def logs(self, reduced: Sequence[Any]) -> Dict[str, Any]:
+        """Returns the logs from the reduced contributions: the last replica's metrics, or all replicas' if asked."""
+        spans = model_strategy.spans_instances(self._model)
+        if self.concurrent:
+            return {
+                name: value / tf.cast(instances.count(), value.dtype) if spans else value
+                for name, value in zip(metric_results(self._model), reduced)
+            }
+        if self._shape.replicas == 1 and not spans:
+            return metric_results(self._model)
+        own = [variable.read_value() for variable in self._variables()] if spans else []
+        logs = self._results_with(reduced) if self._shape.replicas == 1 else self._logs_of_replicas(reduced)
+        with tf.control_dependencies(list(logs.values())):
+            # Back to this instance's values: the host adds up over the instances when it reads them.
+            for variable, value in zip(self._variables(), own):
+                variable.assign(value)
+        return logs
+
+    def _logs_of_replicas(self, banks: Sequence[Any]) -> Dict[str, Any]:
+        signature: Dict[str, Any] = {}
+
+        def trace(replica: Any) -> Dict[str, Any]:
+            with converting_code():
+                results = self._results_with([bank[replica] for bank in banks])
+            signature.update({name: tf.TensorSpec(value.shape, value.dtype) for name, value in results.items()})
+            return results
+
+        # Traced once and called in a loop, which has to know the types of the results before.
+        results_of = tf.function(trace, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+        if self._shape.metrics == "NONE":
+            last: Dict[str, Any] = results_of(tf.constant(self._shape.replicas - 1))
+            return last
+        numbers = tf.range(self._shape.replicas)
+        of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
+        return {name: self._reduce(values) for name, values in of_all.items()}
+
+    def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
+        for variable, value in zip(self._variables(), values):
+            variable.assign(value)
+        return {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
+
+    def _reduce(self, values: Any) -> Any:
+        if self._shape.metrics == "LIST":
+            return values
+        if self._shape.metrics == "SUM":
+            return tf.reduce_sum(values, axis=0)
+        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
+
+    def _variables(self) -> List[Any]:
+        return [variable for metric in self._model.metrics for variable in metric.variables]
+
+    def _bank(self, variable: Any) -> Any:
+        banks = vars(self._model).setdefault(_BANKS, {})
+        known, bank = banks.get(id(variable), (None, None))
+        if known is not variable or bank.shape[0] != self._shape.replicas:
+            with tf.init_scope():
+                # From this initializer a strategy knows that all instances start with the same value.
+                shape = [self._shape.replicas, *variable.shape]
+                zeros = functools.partial(tf.keras.initializers.Zeros(), shape, dtype=variable.dtype)
+                bank = tf.Variable(zeros, trainable=False)
+                if tf.executing_eagerly() and np.any(_own_value(variable).numpy()):
+                    bank.assign(tf.broadcast_to(_own_value(variable), shape))
+            banks[id(variable)] = (variable, bank)
+        return bank
+
+
+def _own_value(variable: Any) -> Any:
+    """Returns a metric's value in this instance; reading the variable otherwise adds up over the instances."""
+    return getattr(variable, "_primary", variable).read_value()
+
+
+def step_logs(model: Any) -> ipu_outfeed_queue.IPUOutfeedQueue:
+    """Returns the queue of the logs of single steps."""
+    queue: ipu_outfeed_queue.IPUOutfeedQueue = vars(model).setdefault(_LOGS, ipu_outfeed_queue.IPUOutfeedQueue())
+    return queue
+
+
+def metric_results(model: Any) -> Dict[str, Any]:
+    """Returns the present values of the model's metrics."""
+    logs: Dict[str, Any] = {}
+    for metric in model.metrics:
+        result = metric.result()
+        if isinstance(result, dict):
+            logs.update(result)
+        else:
+            logs[metric.name] = result
+    return logs
+
+
+def reset_metrics(model: Any) -> None:
+    """Resets the metrics of all replicas, as Keras resets those that it knows of."""
+    for variable, bank in vars(model).get(_BANKS, {}).values():
+        bank.assign(tf.broadcast_to(_own_value(variable), bank.shape))
+
+
+def converting_code() -> Any:
+    """Inside, the user's code is converted by autograph; the emulator's is not."""
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)

@@ -1,0 +1,52 @@
+"""What Linux knows about a process: whether it is alive, when it started, and its command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import List, Optional
+
+# How much later than its first record a process may seem to start, because clocks and files are coarse.
+START_TOLERANCE_S = 5.0
+_MAX_COMMAND_BYTES = 4096
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine is running; a zombie is not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    with contextlib.suppress(OSError, IndexError):
+        return _read_stat(pid)[0] not in ("Z", "X")
+    return True
+
+
+def started_before(pid: int, seconds: float) -> bool:
+    """Whether a process started before a time since the epoch: one that started later only reuses the number.
+
+    OSError, ValueError or IndexError where /proc does not show the process.
+    """
+    since_boot = int(_read_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+    return started <= seconds + START_TOLERANCE_S
+
+
+def read_command(pid: int, attached: Optional[float]) -> Optional[str]:
+    """Returns a process's command line; None if it is not visible here or started after `attached`."""
+    try:
+        if attached is not None and not started_before(pid, attached):
+            return None
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:_MAX_COMMAND_BYTES].rstrip(b"\0").split(b"\0")
+    except (OSError, ValueError, IndexError):
+        return None
+    return b" ".join(words).decode("utf-8", "backslashreplace") or None
+
+
+def _read_stat(pid: int) -> List[str]:
+    """Returns the fields of /proc/PID/stat after the process's name, which may contain anything."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

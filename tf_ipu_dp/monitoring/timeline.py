@@ -1,0 +1,183 @@
+"""What each process of a recording did, and when: phases, checkpoints and a summary. Pure: records in and out."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from tf_ipu_dp.monitoring.recorder import CheckpointSave, PhaseChange, ProcessSample, Recording
+from tf_ipu_dp.monitoring.snapshots import GONE
+
+UNKNOWN_PHASE = "unknown"
+_MAX_MARKS = 60
+
+
+class PhaseInterval(NamedTuple):
+    """From when to when, in seconds since the epoch, a process was in a phase."""
+
+    start: float
+    end: float
+    phase: str
+
+
+Bands = Mapping[str, List[PhaseInterval]]  # the phases of each process, by its name
+
+
+@dataclasses.dataclass
+class ProcessSummary:
+    """One process over a whole recording."""
+
+    pid: int
+    user: Optional[str] = None
+    command: Optional[str] = None
+    run: Optional[str] = None
+    instance: Optional[int] = None
+    step: Optional[int] = None
+    ipus: Set[int] = dataclasses.field(default_factory=set)
+    seconds: float = 0.0
+    measured_s: float = 0.0  # the part of `seconds` in which utilisation was reported
+    busy_pct_s: float = 0.0  # utilisation in percent x seconds
+    phases: Dict[str, float] = dataclasses.field(default_factory=dict)  # seconds in each
+
+    @property
+    def utilisation_pct(self) -> Optional[float]:
+        return self.busy_pct_s / self.measured_s if self.measured_s else None
+
+
+def summarise(recording: Recording) -> List[ProcessSummary]:
+    """Returns one summary per process, in the order of their first samples."""
+    summaries: Dict[int, ProcessSummary] = {}
+    runs = _run_names(recording)
+    for sample, duration in zip(recording.samples, _sample_durations(recording)):
+        utilisation: Dict[Optional[int], List[float]] = {}
+        for ipu in sample.ipus:
+            if ipu.utilisation_pct is not None:
+                utilisation.setdefault(ipu.pid, []).append(ipu.utilisation_pct)
+        for process in sample.processes:
+            if process.state == GONE:
+                continue
+            summary = summaries.setdefault(process.pid, ProcessSummary(process.pid))
+            for name in ("instance", "user", "command", "step"):
+                if getattr(process, name) is not None:
+                    setattr(summary, name, getattr(process, name))
+            if process.run is not None:
+                summary.run = runs[process.run, process.run_dir]
+            summary.ipus.update(process.ipus)
+            summary.seconds += duration
+            values = utilisation.get(process.pid)
+            if values:
+                summary.busy_pct_s += duration * sum(values) / len(values)
+                summary.measured_s += duration
+    intervals = _intervals_by_pid(recording)
+    for summary in summaries.values():
+        for start, end, phase in intervals.get(summary.pid, ()):
+            summary.phases[phase] = summary.phases.get(phase, 0.0) + end - start
+    return list(summaries.values())
+
+
+def make_bands(recording: Recording) -> Dict[str, List[PhaseInterval]]:
+    """Returns the phases of each process, by its name; a run that was restarted continues in its band."""
+    bands: Dict[str, List[PhaseInterval]] = {}
+    names = _process_names(recording)
+    for pid, intervals in _intervals_by_pid(recording).items():
+        bands[names[pid]] = sorted([*bands.get(names[pid], []), *intervals])
+    return bands
+
+
+def find_phase_changes(bands: Bands) -> List[Tuple[float, str]]:
+    """Returns when the first instance of each run changed its phase, and to which.
+
+    Where there are too many changes to draw, saving and then evaluating are left out.
+    """
+    first = {name.rpartition(" ")[0]: intervals for name, intervals in reversed(list(bands.items()))}
+    for unmarked in ((), ("saving",), ("saving", "evaluating")):
+        changes: List[Tuple[float, str]] = []
+        for intervals in first.values():
+            marked = [(each.start, each.phase) for each in intervals if each.phase not in unmarked]
+            changes += [now for before, now in zip(marked, marked[1:]) if before[1] != now[1]]
+        if len(changes) <= _MAX_MARKS:
+            return changes
+    return []
+
+
+def find_saves(recording: Recording, bands: Bands) -> List[Tuple[int, float]]:
+    """Returns the row of the band and the time of each checkpoint."""
+    rows = {name: row for row, name in enumerate(bands)}
+    names = _process_names(recording)
+    saves: List[CheckpointSave] = [save for sample in recording.samples for save in sample.saves]
+    return [(rows[names[save.pid]], save.time) for save in saves if names.get(save.pid) in rows]
+
+
+def _intervals_by_pid(recording: Recording) -> Dict[int, List[PhaseInterval]]:
+    """Returns the phases of each process: from its own phase changes or, where there are none, from the samples."""
+    changes: Dict[int, List[PhaseChange]] = {}
+    for sample in recording.samples:
+        for change in sample.changes:
+            changes.setdefault(change.pid, []).append(change)
+    for each in changes.values():
+        each.sort(key=lambda change: change.time)
+    times = {pid: [change.time for change in each] for pid, each in changes.items()}
+    found: Dict[int, List[PhaseInterval]] = {}
+    for sample, duration in zip(recording.samples, _sample_durations(recording)):
+        for process in sample.processes:
+            if process.state == GONE or duration <= 0:
+                continue
+            pid, start, end = process.pid, sample.time, sample.time + duration
+            first = bisect.bisect_right(times.get(pid, []), start)
+            after = bisect.bisect_left(times.get(pid, []), end)
+            phase = UNKNOWN_PHASE
+            if process.phase:
+                phase = changes[pid][first - 1].phase if first else process.phase
+            parts = [(start, phase), *((change.time, change.phase) for change in changes.get(pid, [])[first:after])]
+            ends = [*(since for since, _ in parts[1:]), end]
+            for (since, what), until in zip(parts, ends):
+                _append_interval(found.setdefault(pid, []), PhaseInterval(since, until, what))
+    return found
+
+
+def _append_interval(intervals: List[PhaseInterval], new: PhaseInterval) -> None:
+    """Adds an interval, or extends the last one if it is of the same phase and ends where the new one starts."""
+    last = intervals[-1] if intervals else None
+    if last and last.phase == new.phase and new.start - last.end < 1e-6:
+        intervals[-1] = last._replace(end=new.end)
+    elif new.end > new.start:
+        intervals.append(new)
+
+
+def _process_names(recording: Recording) -> Dict[int, str]:
+    """Returns the name of each process: its run and instance, if it has ever reported them."""
+    names: Dict[int, str] = {}
+    runs = _run_names(recording)
+    for process in _processes(recording):
+        if process.run is not None:
+            instance = "" if process.instance is None else process.instance
+            names[process.pid] = f"{runs[process.run, process.run_dir]} {instance}"
+        else:
+            names.setdefault(process.pid, f"pid {process.pid}")
+    return names
+
+
+def _run_names(recording: Recording) -> Dict[Tuple[str, str], str]:
+    """Returns the name of each run; runs of the same name get as much of their folders as tells them apart."""
+    runs = {(each.run, each.run_dir): None for each in _processes(recording) if each.run is not None}
+    names = {}
+    for name, folder in runs:
+        others = [other.split("/")[::-1] for same, other in runs if same == name and other != folder]
+        parts = folder.split("/")[::-1]
+        depth = 1
+        while any(other[:depth] == parts[:depth] for other in others):
+            depth += 1
+        names[name, folder] = "/".join(reversed(parts[:depth])) if others and folder else name
+    return names
+
+
+def _processes(recording: Recording) -> List[ProcessSample]:
+    return [process for sample in recording.samples for process in sample.processes]
+
+
+def _sample_durations(recording: Recording) -> List[float]:
+    """Returns how long each sample counts: until the next one, but no longer than a few periods."""
+    times = [sample.time for sample in recording.samples]
+    longest = 3 * recording.period_s
+    return [min(max(after - now, 0.0), longest) for now, after in zip(times, times[1:])] + [0.0]
