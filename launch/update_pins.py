@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from tf_ipu_dp import environment
 
@@ -96,7 +97,7 @@ def resolve(requirements: Sequence[str], held: Sequence[str], oldest_python: str
         for name, version in too_new.items():
             newest = _newest_for(name, oldest_python)
             # An index may not say which Python a release takes; then the next older one is tried.
-            limits[name] = f"{name}<={newest}" if newest != version else f"{name}<{version}"
+            limits[name] = f"{name}<={newest}" if Version(newest) < Version(version) else f"{name}<{version}"
     raise UpdateError(f"Python {oldest_python} refuses releases of {', '.join(limits)} after {MOST_ATTEMPTS} attempts.")
 
 

@@ -73,6 +73,7 @@ def index(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_the_newest_releases_are_found_that_go_together_and_that_the_oldest_python_takes(index):
     for version, python in (("1.0", ">=3.6"), ("1.1", ">=3.6"), ("1.2", ">=3.8"), ("2.0", ">=3.6")):
         make_wheel(index, "alpha", version, "beta", python=python)

@@ -1,0 +1,47 @@
+"""The files around the package: workflows and hooks that run what is there, and a version with a section of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tf_ipu_dp
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "wheel.yml"])
+def test_a_workflow_runs_a_script_of_this_repository(name):
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert steps and all(os.access(ROOT / step["run"].split()[0], os.X_OK) for step in steps)
+
+
+def test_the_hooks_are_lint_format_and_types_with_the_versions_of_the_environment():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (local,) = config["repos"]
+    assert local["repo"] == "local"
+    commands = [hook["entry"].split()[:4] for hook in local["hooks"]]
+    python = [".venv/bin/python", "-m"]
+    assert commands == [[*python, "ruff", "check"], [*python, "ruff", "format"], [*python, "mypy"]]
+    assert {hook["language"] for hook in local["hooks"]} == {"system"}
+
+
+def test_the_changelog_begins_with_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", text, re.MULTILINE)[0] == tf_ipu_dp.__version__
+
+
+def test_every_file_that_the_recipes_name_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:launch|tests|benchmarks|\.github|\.ci)/[\w./-]*)`", text))
+    named |= {
+        f"tf_ipu_dp/{path}"
+        for path in re.findall(r"`((?:config|planning|datasets|training|monitoring|emulator)/[\w/]*(?:\.py)?)`", text)
+    }
+    assert len(named) > 15
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
