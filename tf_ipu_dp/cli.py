@@ -204,7 +204,7 @@ def describe_choices(text: str, choices: Sequence[str]) -> str:
     return text if len(choices) <= _MOST_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
 
 
-def speaks_unicode(stream: TextIO) -> bool:
+def supports_unicode(stream: TextIO) -> bool:
     """Whether a stream can carry box drawings."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
 

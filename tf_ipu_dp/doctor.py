@@ -111,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     if fv["json"].value:
         sys.stdout.write(render_json(diagnosis))
     else:
-        unicode = cli.speaks_unicode(sys.stdout)
+        unicode = cli.supports_unicode(sys.stdout)
         sys.stdout.write(render(diagnosis, width if sys.stdout.isatty() else 200, ascii_only=not unicode))
     return 0 if diagnosis.sdk else 1
 

@@ -123,7 +123,7 @@ def _train(
 ) -> int:
     began = time.monotonic()
     _announce(f"{_render_batch(job.plan)}; {folder.path}")
-    if cli.speaks_unicode(sys.stderr):
+    if cli.supports_unicode(sys.stderr):
         sys.stderr.write(report.render_drawing(job.plan.topology, _width(sys.stderr)))
     end = restart.run_with_restarts(job, typed, dataset, starter, folder, max_restarts=max_restarts, announce=_announce)
     took = console.render_duration(time.monotonic() - began)
@@ -170,7 +170,7 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.speaks_unicode(sys.stdout)))
+    sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout)))
     print(f"\n{command}")
 
 

@@ -173,7 +173,7 @@ def _show(cfg: schema.TrainConfig, run: plan.RunPlan) -> None:
     from tf_ipu_dp.runs import run_folder
     from tf_ipu_dp.runs.plan_record import PlanRecord
 
-    ascii_only = not cli.speaks_unicode(sys.stdout)
+    ascii_only = not cli.supports_unicode(sys.stdout)
     if cfg.json:
         text = run_folder.render_json(PlanRecord.of(run).to_json())
     elif cfg.format == "mermaid":

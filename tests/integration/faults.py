@@ -40,14 +40,14 @@ if fault == "unlike" and broken:
     sources.fingerprint = lambda source: "other"
 
 if fault == "drift" and broken:
-    vote = loop._Trainer._vote
+    exchange = loop.TrainingLoop._exchange
 
     def drift(self, *arguments):
         if self.step == 6:
-            kernel = self.learner.model.weights[0]
+            kernel = self.session.model.weights[0]
             kernel.assign(kernel * 1.0001)
-        return vote(self, *arguments)
+        return exchange(self, *arguments)
 
-    loop._Trainer._vote = drift
+    loop.TrainingLoop._exchange = drift
 
 train.start(words)

@@ -58,7 +58,7 @@ def test_values_may_stand_apart_and_booleans_may_be_negated():
     assert parse("--ipus", "8", "--nojson") == {"ipus": 8, "sdk": "auto", "json": False}
 
 
-def test_every_mistake_of_a_line_is_told():
+def test_every_mistake_of_a_line_is_reported():
     assert sentences("--ipsu=8", "--ipus=0", "--sdk=gpu", "extra", "--nojson=1") == [
         "--ipus=0 is not possible. It takes a whole number from 1 on.",
         "--sdk=gpu is not possible. It takes auto or poplar.",
@@ -93,7 +93,7 @@ def test_a_flag_like_none_of_ours_is_refused_without_a_guess():
     assert sentences("--verbosity=1") == ["--verbosity is not a flag. See --help for those that are."]
 
 
-def test_a_missing_value_is_told():
+def test_a_missing_value_is_reported():
     assert sentences("--ipus") == ["--ipus needs a value: --ipus=N."]
 
 
@@ -106,7 +106,7 @@ def test_an_unreadable_flag_file_is_one_sentence(tmp_path, content):
     assert sentence.startswith("--flagfile cannot be read: ")
 
 
-def test_a_mistake_in_a_flag_file_is_told_too(tmp_path):
+def test_a_mistake_in_a_flag_file_is_reported_too(tmp_path):
     path = tmp_path / "x.flags"
     path.write_text("--ipus=none\n", encoding="utf-8")
     assert sentences(f"--flagfile={path}") == ["--ipus=none is not possible. It takes a whole number from 1 on."]

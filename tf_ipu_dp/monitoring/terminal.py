@@ -168,7 +168,7 @@ def detect_options(stream: TextIO) -> DisplayOptions:
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
         colour=terminal and not _is_dumb() and not os.environ.get("NO_COLOR"),
-        unicode=cli.speaks_unicode(stream),
+        unicode=cli.supports_unicode(stream),
     )
 
 

@@ -14,12 +14,12 @@ import zlib
 from datetime import datetime
 from importlib import metadata as importlib_metadata
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ipu_dp import __version__, cli
+from tf_ipu_dp import __version__, cli, sdk_types
 from tf_ipu_dp.config import recipe, train_flags
 from tf_ipu_dp.config.schema import LossScaling, TrainConfig
 from tf_ipu_dp.datasets import sources
@@ -138,7 +138,7 @@ def manifest_at(
     )
 
 
-def compare_weights(weights: Sequence[Any], world: World) -> Optional[str]:
+def compare_weights(weights: Sequence[sdk_types.Variable], world: World) -> Optional[str]:
     """Returns the first variable that differs between the instances, and whose it is; None where all are equal.
 
     The update is the same on all instances; weights that differ were changed by something else.

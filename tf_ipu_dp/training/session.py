@@ -23,6 +23,7 @@ from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, records
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.sdk_types import IpuModel, Strategy
 from tf_ipu_dp.training import models, optimizers
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
@@ -33,7 +34,7 @@ _PREFETCH_DEPTH = 3
 class Device:
     """The IPUs of this instance, attached, and its place among the instances."""
 
-    strategy: Any
+    strategy: Strategy
     distributed: bool  # the strategy is PopDist's, which divides losses by all replicas
     world: World
 
@@ -46,9 +47,9 @@ class TrainingSession:
     plan: RunPlan
     source: sources.Source
     world: World
-    model: Any
-    evaluator: Any  # the same layers, with executions of the validation's length
-    schedule: Any
+    model: IpuModel
+    evaluator: IpuModel  # the same layers, with executions of the validation's length
+    schedule: optimizers.Schedule
     state: Any  # all that changes: weights, optimizer, loss scale
 
     def variables(self) -> Tuple[Tuple[str, Tuple[int, ...], str], ...]:
@@ -222,7 +223,7 @@ def score(logits: Any, labels: Any) -> records.Scores:
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
 
 
-def _set_options(model: Any, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
+def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
     topology = run.topology
     model.set_replication_options(replicated_metric_reduction_method="MEAN")
     model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)

@@ -69,8 +69,8 @@ def accumulate(
 ) -> List[Any]:
     """Returns the gradients of one update, packed, added up over its micro batches on `slices` time-sliced replicas.
 
-    `next_gradients` takes a replica's number and the tensors that the micro batch before it must have produced, and
-    returns the gradients of that replica's next micro batch.
+    `next_gradients` returns the gradients of a replica's next micro batch. It takes the replica's number, and what was
+    accumulated before: the device is busy, and does not wait for input, until that is computed.
     """
     nothing = packing.zeros(_accumulator_dtypes(packing))
     own = len(nothing)
