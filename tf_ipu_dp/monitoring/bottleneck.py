@@ -34,7 +34,8 @@ class Facts:
     eight_bit_io: bool = False
     compile_s: float = 0.0
     total_s: float = 0.0  # of the whole run; 0: not known
-    bookkeeping_s: float = 0.0  # logging and checkpoints, within the times
+    bookkeeping_s: float = 0.0  # logging and checkpoints, of the whole training
+    training_s: float = 0.0  # of the whole training; 0: not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _collectives(sums: Sequence[_Sums], records: Sequence[Sequence[InstanceTimes
 
 
 def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
-    share = facts.bookkeeping_s / seconds
+    # In short runs much of it comes after the last record.
+    share = facts.bookkeeping_s / max(seconds, facts.training_s)
     if share <= THRESHOLD:
         return None
     sentence = (

@@ -54,6 +54,7 @@ def judge(
         compile_s=times.compile_s if times else 0.0,
         total_s=times.total_s if times else 0.0,
         bookkeeping_s=times.bookkeeping_s if times else 0.0,
+        training_s=times.training_s if times else 0.0,
     )
     return bottleneck.find_bottleneck(instances, facts)
 

@@ -293,7 +293,7 @@ class Partition:
                 )
             return self._hold(free[0], replicas=len(free[0].ipus))
 
-    def keep(self, count: int, job: str) -> Optional[range]:
+    def reserve(self, count: int, job: str) -> Optional[range]:
         """Reserves the first free block of `count` IPUs for a job while this process lives; None if there is none.
 
         A job that is started within a job uses that job's block. A second call for the same job, as when hosts are

@@ -37,7 +37,7 @@ class HostJob:
         with contextlib.suppress(registry.RegistryError):  # it is raised again where a device is attached
             if self.ipus:
                 partition = registry.Partition.from_environment({**environ, **self.environ})
-                block = partition.keep(self.ipus, self.name)
+                block = partition.reserve(self.ipus, self.name)
         reserved = {registry.BLOCK: registry.render_block(block) if block else ""}
         places = placement.place(placement.read_nodes(self.numa), len(self.instances))
         return {

@@ -62,7 +62,7 @@ def connect() -> None:
                 _server = rendezvous.complete(os.environ, _own_index(), _size())
             _start(horovod)
         else:
-            _tell_before_leaving()
+            _send_exit_notice_at_exit()
         if horovod.size() != _size():
             where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
             raise RuntimeError(
@@ -179,21 +179,21 @@ def _start(horovod: Any) -> None:
     """
     before = _threads()
     horovod.init()
-    _tell_before_leaving()
+    _send_exit_notice_at_exit()
     for thread in _threads() - before:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, _LEAST_PRIORITY)
 
 
-def _tell_before_leaving() -> None:
-    """Lets poprun know when this process goes. For after every start of Horovod."""
+def _send_exit_notice_at_exit() -> None:
+    """Lets poprun know when this process exits. Called after every start of Horovod."""
     if orphans.JOB_VARIABLE in os.environ:
-        # Exit handlers run backwards: this one before Horovod's, which says goodbye to the others.
-        atexit.unregister(_say_leaving)
-        atexit.register(_say_leaving, os.getpid())
+        # Exit handlers run in reverse order: this one before Horovod's, whose shutdown the other instances notice.
+        atexit.unregister(_send_exit_notice)
+        atexit.register(_send_exit_notice, os.getpid())
 
 
-def _say_leaving(pid: int) -> None:
+def _send_exit_notice(pid: int) -> None:
     if os.getpid() == pid:  # and not a child's
         exit_notices.send(os.environ, _own_index())
 

@@ -41,7 +41,7 @@ def partition(environ):
 KEEP = """
 import os, sys
 from tf_ipu_dp.emulator.devices import registry
-print(registry.Partition.from_environment(os.environ).keep(int(sys.argv[1]), 'other'), flush=True)
+print(registry.Partition.from_environment(os.environ).reserve(int(sys.argv[1]), 'other'), flush=True)
 sys.stdin.read()
 """
 
@@ -81,9 +81,9 @@ def test_what_the_partition_does_not_have_is_refused_as_such(partition, request_
 def test_what_is_kept_for_a_job_is_the_job_s_until_its_keeper_ends(partition, environ, hold):
     keeper = hold(4, KEEP)
     assert keeper.stdout.readline() == "range(0, 4)\n"
-    assert partition.keep(4, "own") == range(4, 8) == partition.keep(4, "own")
-    assert partition.keep(32, "large") is None and partition.keep(16, "whole") is None
-    assert partition.keep(4, "other") == range(4)
+    assert partition.reserve(4, "own") == range(4, 8) == partition.reserve(4, "own")
+    assert partition.reserve(32, "large") is None and partition.reserve(16, "whole") is None
+    assert partition.reserve(4, "other") == range(4)
     outsider = partition.attach(count=2)
     assert outsider.device.ipus == (8, 9)
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_what_is_kept_for_a_job_is_the_job_s_until_its_keeper_ends(partition, en
     ):
         partition.attach(count=8)
     own = registry.Partition.from_environment({**environ, registry.BLOCK: "0-3"})
-    assert own.keep(2, "within") == range(2)
+    assert own.reserve(2, "within") == range(2)
     members = [own.attach(count=1), own.attach(count=2), own.attach(count=4)]
     assert [member.device.ipus for member in members] == [(0,), (2, 3), (12, 13, 14, 15)]
     for attachment in (*members, outsider):
