@@ -67,13 +67,14 @@ def test_a_pipe_a_folder_and_a_tower_of_brackets_are_no_status_and_are_not_waite
     assert [heartbeat.read(path) for path in (tmp_path / "pipe", tmp_path, tmp_path / "tower")] == [None] * 3
 
 
-def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, environ, wait_until):
+def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path, environ):
     (tmp_path / "file").write_text("")
     reporter = StatusReporter(tmp_path / "file", environ=environ)
     reporter.start()
     reporter.update("training", 1)
-    found = wait_until(lambda: heartbeat.find(os.getpid(), environ))
-    assert found.phase == "training" and (tmp_path / "file").read_text() == ""
+    reporter.write()
+    assert heartbeat.find(os.getpid(), environ) is None and (tmp_path / "file").read_text() == ""
+    assert (reporter.status().phase, reporter.status().step) == ("training", 1)
     reporter.stop()
 
 
