@@ -1,8 +1,9 @@
 """Writes the newest releases that setup.cfg allows into a constraints file: update_pins.py setup.cfg default.txt.
 
 pip resolves them for the Python that runs this, as a dry run. A release that refuses the oldest Python of the
-environment is left out. Lines from the first comment below the pins on are held: they stay as they are, and the others
-must go with them. A pin that pip does not mention stays too: another Python or machine may need it.
+environment is left out, and none is older than what is pinned. Lines from the first comment below the pins on are held:
+they stay as they are, and the others must go with them. A pin that pip does not mention stays too: another Python or
+machine may need it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tf_ipu_dp import environment
 # The oldest Python that a constraints file is for.
 OLDEST_PYTHON = {"default.txt": "3.9", "sdk_age.txt": "3.8"}
 EXTRAS = environment.TARGETS["test"]
-MOST_ATTEMPTS = 5
+MOST_ATTEMPTS = 20
 
 
 class UpdateError(Exception):
@@ -135,8 +136,10 @@ def main(words: Sequence[str]) -> int:
     pins = Pins.parse(path.read_text(encoding="utf-8"))
     # Horovod is built against the TensorFlow that is there, by tf_ipu_dp.environment, which pins it.
     wanted = [line for line in environment.requirements(setup_cfg, EXTRAS) if not line.startswith("horovod")]
+    # Without lower bounds pip tries years of old releases where a few do not go together.
+    bounds = [f"{name}>={version}" for name, version in pins.versions.items()]
     try:
-        updated = pins.updated(resolve(wanted, pins.held_requirements, OLDEST_PYTHON[path.name]))
+        updated = pins.updated(resolve(wanted, [*pins.held_requirements, *bounds], OLDEST_PYTHON[path.name]))
     except UpdateError as error:
         print(f"update-pins: {error}", file=sys.stderr)
         return 1
