@@ -1,4 +1,5 @@
 # Sourced by the wrappers: sets $root and $python, the Python to run with. Usage: source environment.sh TARGET
+# With the target none, $python is the one that an environment would be made with, and none is made.
 # When nothing changed this compares one string and starts no Python; all else is python -m tf_ipu_dp.environment.
 #   TF_IPU_DP_PYTHON  a version (3.8), a command or a path, in place of the best Python found
 #   TF_IPU_DP_VENV    where the environment is, in place of .venv
@@ -70,7 +71,10 @@ key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_d
 $(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)
 $(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}."
 python=$venv/bin/python
-if [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
+if [[ $target == none ]]; then
+    find_python || exit 1
+    python=$base
+elif [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
     find_python || exit 1
     python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "$target" \
         --venv="$venv" --program="$program" --key="$key") || exit $?

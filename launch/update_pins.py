@@ -1,9 +1,8 @@
 """Writes the newest releases that setup.cfg allows into a constraints file: update_pins.py setup.cfg default.txt.
 
-pip resolves them for the Python that runs this, as a dry run. A release that refuses the oldest Python of the
-environment is left out, and none is older than what is pinned. Lines from the first comment below the pins on are held:
-they stay as they are, and the others must go with them. A pin that pip does not mention stays too: another Python or
-machine may need it.
+Run it with the oldest Python that the file is for: pip then resolves releases that every Python of the environment takes.
+Lines from the first comment below the pins on are held: they stay as they are, and the others must go with them. A pin
+that pip does not mention stays too: another Python or machine may need it.
 """
 
 from __future__ import annotations
@@ -17,15 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from tf_ipu_dp import environment
 
-# The oldest Python that a constraints file is for.
-OLDEST_PYTHON = {"default.txt": "3.9", "sdk_age.txt": "3.8"}
 EXTRAS = environment.TARGETS["test"]
-MOST_ATTEMPTS = 20
 
 
 class UpdateError(Exception):
@@ -77,57 +70,36 @@ def normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def read_report(text: str) -> Dict[str, Tuple[str, str]]:
-    """Returns version and required Python of each release that pip would install."""
+def read_report(text: str) -> Dict[str, str]:
+    """Returns the version of each release that pip would install."""
     metadata = [entry["metadata"] for entry in json.loads(text)["install"]]
-    return {normalise(each["name"]): (each["version"], each.get("requires_python") or "") for each in metadata}
+    return {normalise(each["name"]): each["version"] for each in metadata}
 
 
-def resolve(requirements: Sequence[str], held: Sequence[str], oldest_python: str) -> Dict[str, str]:
-    """Returns the newest releases that go together, and that the oldest Python takes as well."""
-    limits: Dict[str, str] = {}
-    for _ in range(MOST_ATTEMPTS):
-        found = _ask_pip(requirements, [*held, *limits.values()])
-        too_new = {
-            name: version
-            for name, (version, python) in found.items()
-            if not SpecifierSet(python).contains(f"{oldest_python}.99")
-        }
-        if not too_new:
-            return {name: version for name, (version, _) in found.items()}
-        for name, version in too_new.items():
-            newest = _newest_for(name, oldest_python)
-            # An index may not say which Python a release takes; then the next older one is tried.
-            limits[name] = f"{name}<={newest}" if Version(newest) < Version(version) else f"{name}<{version}"
-    raise UpdateError(f"Python {oldest_python} refuses releases of {', '.join(limits)} after {MOST_ATTEMPTS} attempts.")
-
-
-def _ask_pip(requirements: Sequence[str], constraints: Sequence[str]) -> Dict[str, Tuple[str, str]]:
-    """Returns what pip would install: version and required Python by name."""
+def resolve(python: Path, requirements: Sequence[str], constraints: Sequence[str]) -> Dict[str, str]:
+    """Returns the newest releases that go together and that a Python takes; it needs pip 22.2 or later."""
     with tempfile.TemporaryDirectory() as folder:
         report, limits = Path(folder, "report.json"), Path(folder, "constraints.txt")
         limits.write_text("\n".join(constraints), encoding="utf-8")
         words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), "--constraint", str(limits)]
-        _pip([*words, *requirements], "resolve the requirements")
+        _pip(python, [*words, *requirements], "resolve the requirements")
         return read_report(report.read_text(encoding="utf-8"))
 
 
-def _newest_for(name: str, python: str) -> str:
-    """Returns the newest release that a Python takes, which need not be the one that runs this."""
-    words = ["index", "versions", name, "--python-version", python, "--only-binary", ":all:"]
-    found = re.search(r"^Available versions: ([^,\s]+)", _pip(words, f"list the releases of {name}"), re.MULTILINE)
-    if not found:
-        raise UpdateError(f"pip lists no releases of {name} for Python {python}.")
-    return found[1]
-
-
-def _pip(words: Sequence[str], purpose: str) -> str:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+def _pip(python: Path, words: Sequence[str], purpose: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise UpdateError(f"pip cannot {purpose}: {(errors or ['it gave no reason'])[-1]}")
-    return done.stdout
+
+
+def _make_pip(folder: str) -> Path:
+    """Returns a Python of this version with the newest pip, in an environment of its own."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = Path(folder, "bin", "python")
+    _pip(python, ["install", "--quiet", "--upgrade", "pip"], "update itself")
+    return python
 
 
 def main(words: Sequence[str]) -> int:
@@ -136,10 +108,9 @@ def main(words: Sequence[str]) -> int:
     pins = Pins.parse(path.read_text(encoding="utf-8"))
     # Horovod is built against the TensorFlow that is there, by tf_ipu_dp.environment, which pins it.
     wanted = [line for line in environment.requirements(setup_cfg, EXTRAS) if not line.startswith("horovod")]
-    # Without lower bounds pip tries years of old releases where a few do not go together.
-    bounds = [f"{name}>={version}" for name, version in pins.versions.items()]
     try:
-        updated = pins.updated(resolve(wanted, [*pins.held_requirements, *bounds], OLDEST_PYTHON[path.name]))
+        with tempfile.TemporaryDirectory() as folder:
+            updated = pins.updated(resolve(_make_pip(folder), wanted, pins.held_requirements))
     except UpdateError as error:
         print(f"update-pins: {error}", file=sys.stderr)
         return 1

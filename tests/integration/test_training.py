@@ -47,7 +47,7 @@ def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole, steps_of):
     line = r"^step 144/256  loss \d+\.\d{4}  accuracy \d\.\d{3}  [\d,]+ samples/s \([\d,]+ per replica\)  eta \d+ s$"
     assert re.search(line, done.stderr, re.MULTILINE)
     assert "\b" not in done.stderr and "\r" not in done.stderr
-    for row in ("Compiling", "Training", "Input wait", "Evaluation", "Other", "Throughput", "Accuracy"):
+    for row in ("Compiling", "Training", "Input wait", "Evaluation", "Overhead", "Throughput", "Accuracy"):
         assert re.search(rf"^{row} +[\d.,]+  ", done.stdout, re.MULTILINE), row
     assert "ottleneck" in done.stdout
     result = json.loads((folder / "result.json").read_text())
@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_last_good
         assert f"of step {kept[-1]}" in sentence
         assert all(np.isfinite(value).all() for value in weights(tmp_path / "nan").values())
     else:
-        assert "No checkpoint was made" in sentence
+        assert "There is no checkpoint." in sentence
 
 
 @pytest.mark.slow
@@ -368,3 +368,6 @@ def test_a_run_whose_validation_gets_no_better_stops_early(tmp_path, train, reco
     losses = [each["loss"] for each in records(folder) if each["kind"] == "validation"]
     assert len(losses) == 3 and "stopping early" in done.stderr
     assert json.loads(done.stdout)["stopped"]["kind"] == "early stopping"
+    again = train(*SMALL, "--epochs=50", "--learning_rate=0", "--early_stop=2", "--json", f"--run_dir={folder}")
+    assert again.returncode == 0 and json.loads(again.stdout)["stopped"] == json.loads(done.stdout)["stopped"]
+    assert [each["loss"] for each in records(folder) if each["kind"] == "validation"] == losses

@@ -18,8 +18,8 @@ import tf_ipu_dp
 
 ROOT = Path(__file__).resolve().parents[2]
 # What mypy knows already comes along: checking the types of TensorFlow's callers anew would take a minute.
-LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv*", "runs", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis", "*.egg-info"
+_CACHES = shutil.ignore_patterns(
+    ".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis", "*.egg-info"
 )
 UNREACHABLE = {
     "PIP_INDEX_URL": "http://127.0.0.1:9/",
@@ -31,10 +31,15 @@ UNREACHABLE = {
 OURS = ("VIRTUAL_ENV", "PYTHONPATH", "POPLAR_SDK_ENABLED", "TF_IPU_DP_VENV", "TF_IPU_DP_PYTHON")
 
 
+def leave_out(folder, names):
+    """Leaves out what a clone does not have: caches, environments, and the runs below its top."""
+    return {*_CACHES(folder, names), *({"runs"} if (Path(folder) / "setup.cfg").exists() else ())}
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     path = tmp_path_factory.mktemp("machine") / "tf_ipu_dp"
-    shutil.copytree(ROOT, path, ignore=LEFT_OUT)
+    shutil.copytree(ROOT, path, ignore=leave_out)
     return path
 
 
@@ -63,7 +68,7 @@ def run(clone, command, *words, **changes):
 def check_that_another_clone_runs_its_own_code(clone):
     # Another clone may share the environment and still runs its own code; a link to the wrapper does as well.
     other = clone.with_name("other")
-    shutil.copytree(clone, other, ignore=LEFT_OUT)
+    shutil.copytree(clone, other, ignore=leave_out)
     init = other / "tf_ipu_dp" / "__init__.py"
     init.write_text(re.sub('"[0-9.]+"', '"9.9.9"', init.read_text(encoding="utf-8")), encoding="utf-8")
     (other / "link").symlink_to(other / "launch" / "train")

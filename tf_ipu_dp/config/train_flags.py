@@ -237,6 +237,11 @@ def define_flags(fv: flags.FlagValues) -> None:
         flag.define(fv)
 
 
+def default_texts() -> Dict[str, str]:
+    """Returns the defaults as typed after `=`: what runs of releases without a flag were trained with."""
+    return {flag.name: cli.typed(flag.default) for flag in FLAGS if flag.default is not None}
+
+
 def names_tied_to_weights() -> Tuple[str, ...]:
     """Returns the flags that must be those of a checkpoint for a run to resume from it."""
     return tuple(flag.name for flag in FLAGS if flag.effect in (Effect.MODEL, Effect.WEIGHTS))

@@ -102,8 +102,10 @@ def find_first_failure(
 ) -> FirstFailure:
     """Returns what ended a job that exited with a status. `errors` are the error files, the earliest first."""
     wrote_error = {error.instance for error in errors}
+    # An instance that reports a stall exits with status 1: the stalled one failed first.
+    reported_stall = report is not None and report.status == 1 and any(e.reported_by is not None for e in errors)
     found = [(_from_error(error), is_lost_peer(error.text)) for error in errors]
-    if report and report.instance not in wrote_error:
+    if report and report.instance not in wrote_error and not reported_stall:
         found.insert(0, (_from_report(report), is_lost_peer("\n".join(report.last_lines))))
     if not found:
         return FirstFailure(None, None, status, (), transient=True)

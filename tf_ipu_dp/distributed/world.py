@@ -178,10 +178,9 @@ class World:
         answers = self.gather(socket.gethostname().encode() if here else b"")
         return sorted({answer.decode() for answer in answers if answer})
 
-    def broadcast_from_leader(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns instance 0's value on all of them."""
-        answer: Mapping[str, Any] = json.loads(self.gather(json.dumps(value).encode())[0])
-        return answer
+    def broadcast_from_leader(self, text: str) -> str:
+        """Returns the leader's text on all instances."""
+        return self.gather(text.encode())[0].decode()
 
     def barrier(self) -> None:
         """Returns once all instances have called it."""

@@ -12,6 +12,7 @@ from tf_ipu_dp.runs.records import InstanceTimes, Verdict
 
 INPUT, EXECUTIONS, COLLECTIVES, LATE_INSTANCE = "input", "small executions", "collectives", "late instance"
 BOOKKEEPING, COMPILING, NONE, TOO_SHORT = "logging and checkpoints", "compiling", "none", "too short"
+NOTHING_TRAINED = Verdict("nothing trained", "Nothing was left to train.")
 
 # What takes more than this share of training is a bottleneck.
 THRESHOLD = 0.1

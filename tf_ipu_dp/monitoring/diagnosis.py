@@ -24,7 +24,6 @@ from tf_ipu_dp.runs.records import InstanceTimes, MetricsRecord, RunTimes, Train
 
 _MAX_ITERATIONS = 1024
 _TAIL_BYTES = 1 << 16
-_FROM_SENTENCE = "unknown"  # the kind of a verdict that schema 1 kept as a sentence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ def explain(path: Path) -> Explanation:
         raise cli.UsageError(f"--explain={path} is not the folder of a run: it has no plan.json that can be read.")
     records = _training_records(folder.read_metrics())
     result = folder.read_result()
-    if result is not None and result.verdict.kind != _FROM_SENTENCE:
+    if result is not None and result.verdict.kind != Verdict.UNKNOWN:
         return Explanation(str(path), result.verdict, True, result.updates)
     compiling = [status for status in heartbeat.read_run(path) if status.phase == "compiling"]
     if result is None and compiling and not records:

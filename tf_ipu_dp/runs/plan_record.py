@@ -7,6 +7,7 @@ from typing import ClassVar, Optional, Tuple
 
 from tf_ipu_dp import __version__
 from tf_ipu_dp.planning.plan import Batch, RunPlan
+from tf_ipu_dp.planning.recipe import Recipe
 from tf_ipu_dp.runs.records import Record
 
 
@@ -59,25 +60,6 @@ class ModelPart(Record):
     image: Tuple[int, int, int]  # height, width, channels
     classes: int
     stages: Tuple[StagePart, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class RecipePart(Record):
-    """How the weights change, with every number resolved."""
-
-    optimizer: str
-    learning_rate: float
-    schedule: str
-    warmup_updates: int
-    updates: int
-    drops: Tuple[int, ...]
-    momentum: float
-    weight_decay: float
-    l2: float
-    label_smoothing: float
-    loss_scale: Optional[float]
-    reduction: str
-    precision: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +128,7 @@ class PlanRecord(Record):
     dataset: DatasetPart
     topology: TopologyPart
     model: ModelPart
-    recipe: RecipePart
+    recipe: Recipe
     notes: Tuple[str, ...]
     batch: BatchPart
     training: TrainingPart
@@ -201,7 +183,7 @@ class PlanRecord(Record):
                     for stage, blocks in enumerate(plan.model.stages)
                 ),
             ),
-            recipe=RecipePart(**dataclasses.asdict(plan.recipe)),
+            recipe=plan.recipe,
             notes=tuple(plan.notes),
             batch=BatchPart(batch.micro_batch_size, batch.accumulation, batch.global_batch_size),
             training=TrainingPart(

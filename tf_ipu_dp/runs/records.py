@@ -12,7 +12,6 @@ import math
 import typing
 from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union
 
-from tf_ipu_dp import __version__
 from tf_ipu_dp.runs.json_files import plain
 
 _R = TypeVar("_R", bound="Record")
@@ -58,15 +57,8 @@ class Record:
 
     @classmethod
     def _fields_from_json(cls: Type[_R], value: Mapping[str, Any]) -> _R:
-        hints = _hints(cls)  # type: ignore[arg-type]
-        found = {}
-        for field in dataclasses.fields(cls):
-            key = cls._key(field.name)
-            if key in value:
-                found[field.name] = _convert(hints[field.name], value[key], f"{cls.__name__}.{key}")
-            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise RecordError(f"{cls.__name__} has no {key}")
-        return cls(**found)
+        made: _R = _make(cls, value, cls.JSON_KEYS)
+        return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +176,8 @@ class RunTimes(Record):
 class Verdict(Record):
     """The bottleneck of a run: what it is, in a sentence, and the flag to change."""
 
+    UNKNOWN: ClassVar[str] = "unknown"  # the kind of a verdict that schema 1 kept as a sentence
+
     kind: str
     sentence: str
     share_pct: Optional[float] = None  # of training; for compiling: of the run
@@ -237,7 +231,7 @@ class RunResult(Record):
     scores: Optional[Scores]
     verdict: Verdict
     stopped: Optional[StopReason] = None
-    version: str = __version__
+    version: str = ""  # of tf_ipu_dp
 
     @property
     def samples_per_s_per_replica(self) -> Optional[float]:
@@ -255,9 +249,11 @@ class RunResult(Record):
     def _upgrade(cls, value: Dict[str, Any], schema: int) -> Dict[str, Any]:
         """Schema 1 has sentences where schema 2 has a verdict and a stop reason."""
         if schema == 1:
-            value["verdict"] = {"kind": "unknown", "sentence": value.get("verdict")}
+            value["verdict"] = {"kind": Verdict.UNKNOWN, "sentence": value.get("verdict")}
             if isinstance(value.get("stopped"), str):
-                value["stopped"] = {"kind": StopReason.SIGNAL, "transient": True, "message": value["stopped"]}
+                limited = value["stopped"].startswith("--time_limit")
+                kind = StopReason.TIME_LIMIT if limited else StopReason.SIGNAL
+                value["stopped"] = {"kind": kind, "transient": True, "message": value["stopped"]}
         return value
 
 
@@ -271,9 +267,23 @@ def _hints(kind: Any) -> Dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+def _make(kind: Any, value: Mapping[str, Any], keys: Mapping[str, str]) -> Any:
+    """Returns the dataclass in a JSON object. A field that files of earlier releases lack needs a default."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        key = keys.get(field.name, field.name)
+        if key in value:
+            found[field.name] = _convert(_hints(kind)[field.name], value[key], f"{kind.__name__}.{key}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RecordError(f"{kind.__name__} has no {key}")
+    return kind(**found)
+
+
 def _to_json(value: Any) -> Any:
     if isinstance(value, Record):
         return value._fields_to_json()
+    if dataclasses.is_dataclass(value):
+        return {field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return [_to_json(each) for each in value]
     if isinstance(value, Mapping):
@@ -297,6 +307,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911
         return {str(key): _convert(arguments[1], each, where) for key, each in value.items()}
     elif isinstance(kind, type) and issubclass(kind, Record) and isinstance(value, dict):
         return kind._fields_from_json(value)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _make(kind, value, {})
     elif kind is float and type(value) in (int, float) and math.isfinite(_as_float(value)):
         return float(value)
     elif kind in (int, str, bool) and type(value) is kind:

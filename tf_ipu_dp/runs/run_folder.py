@@ -41,6 +41,7 @@ class InstanceError:
     time: datetime
     transient: bool  # the same run, started again, may well succeed
     text: str
+    reported_by: Optional[int] = None  # the instance that found this one stalled
 
 
 class RunFolder:
@@ -144,11 +145,6 @@ class RunFolder:
         except RecordError:
             return None
 
-    def is_finished(self) -> bool:
-        """Whether the run, as it was last started, has nothing left to resume."""
-        result = self.read_result()
-        return result is not None and result.is_finished
-
     def read_plan(self) -> Optional[PlanRecord]:
         """Returns the plan of the last start; None where there is none that can be read."""
         try:
@@ -160,25 +156,33 @@ class RunFolder:
         """Whether there is anything to resume from, good or not."""
         return any(self.checkpoints.glob("step-*"))
 
-    def write_error(self, instance: int, text: str, *, transient: bool = True, host: Optional[str] = None) -> Path:
-        """Keeps what ended an instance, when and where; any instance may call it. Returns the file.
+    def write_error(self, instance: int, text: str, *, transient: bool = True) -> Path:
+        """Keeps what ended this process, an instance of the run. Returns the file.
 
         `transient` is false where the same would happen again if the run were started again. Of several errors of one
-        process the first stays: it is nearest to the cause. `host` is given by an instance that reports another one.
+        process the first stays: it is nearest to the cause.
         """
-        path = self.errors / f"instance-{instance:03d}.txt"
+        return self._write_error(InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text))
+
+    def write_stall(self, instance: int, text: str, *, host: str, reported_by: int) -> Path:
+        """Keeps that an instance has stalled, which another one reports. Returns the file."""
+        return self._write_error(InstanceError(instance, host, os.getpid(), _now(), True, text, reported_by))
+
+    def _write_error(self, error: InstanceError) -> Path:
+        path = self.errors / f"instance-{error.instance:03d}.txt"
         before = _read_error(path)
         if before and before.process == os.getpid() and before.host == socket.gethostname():
             return path
-        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         head = {
-            "instance": instance,
-            "host": host or socket.gethostname(),
-            "process": os.getpid(),
-            "time": now,
-            "transient": "yes" if transient else "no",
+            "instance": error.instance,
+            "host": error.host,
+            "process": error.process,
+            "time": error.time.isoformat(timespec="microseconds"),
+            "transient": "yes" if error.transient else "no",
         }
-        lines = [*(f"{name}: {value}" for name, value in head.items()), "", text.rstrip("\n")]
+        if error.reported_by is not None:
+            head["reported by"] = error.reported_by
+        lines = [*(f"{name}: {value}" for name, value in head.items()), "", error.text.rstrip("\n")]
         with _usage_error_on_failure(self.path):
             self.errors.mkdir(parents=True, exist_ok=True)
             write_durably(path, "\n".join(lines) + "\n")
@@ -372,6 +376,7 @@ def _read_error(path: Path) -> Optional[InstanceError]:
             # Until 0.1 the header said the opposite.
             transient=fields["transient"] == "yes" if "transient" in fields else fields["final"] == "no",
             text=text.rstrip("\n"),
+            reported_by=int(fields["reported by"]) if "reported by" in fields else None,
         )
     except (OSError, ValueError, KeyError):
         return None
@@ -383,6 +388,10 @@ def _usage_error_on_failure(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise cli.UsageError(f"The run's folder {path} cannot be written ({_reason(error)}).") from error
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 def _reason(error: OSError) -> str:

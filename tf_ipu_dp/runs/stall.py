@@ -41,7 +41,7 @@ class StallDetector:
 
     def discount_pause(self, seconds: float) -> None:
         """Takes some seconds out of all silences, in which this process itself was stopped."""
-        self._received = {number: (status, at + seconds) for number, (status, at) in self._received.items()}
+        self._received = {number: (status, at + seconds) for number, (status, at) in list(self._received.items())}
 
     def find_stall(self, own: Status, now: float, limit_s: float, watched: bool) -> Optional[Stall]:
         """Returns who has stalled the job; None while there was progress within the limit.
@@ -49,7 +49,7 @@ class StallDetector:
         `watched` is false in phases of unknown length, in which only a missing heartbeat counts. Where the culprit is
         not known, it is this instance.
         """
-        everyone = list(self._received.values())
+        everyone = list(self._received.values())  # a copy: another thread adds to it
         stalled = watched and own.still_s > limit_s
         silence_s = min(limit_s, _SILENCE_DURING_STALL_S) if stalled else limit_s
         silent = [(status, now - at) for status, at in everyone if now - at > silence_s]

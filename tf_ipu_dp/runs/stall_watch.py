@@ -6,10 +6,11 @@ the leader itself still has a heartbeat, and whether their own input has stopped
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable, Deque, List, Optional
 
 from tf_ipu_dp.runs import heartbeat
 from tf_ipu_dp.runs.heartbeat import INPUT, PERIOD_S, StatusReporter
@@ -19,6 +20,7 @@ _LEADER = 0
 # The leader reports first; its exit ends the others before they report the same.
 _FOLLOWER_DELAY_S = 0.5
 _MAX_FOLLOWER_DELAY_S = 5.0
+_RECENT_STEPS = 20
 
 
 class StallWatch:
@@ -38,7 +40,7 @@ class StallWatch:
         everyone = range(own.instances) if own.instance == _LEADER else (_LEADER,)
         self._others = [instance for instance in everyone if instance != own.instance]
         self._detector = StallDetector()
-        self._longest_step_s = 0.0
+        self._step_times: Deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._checked_at = self._no_input_since = time.monotonic()
         self._stopped = threading.Event()
         self._threads: List[threading.Thread] = []
@@ -58,8 +60,8 @@ class StallWatch:
             thread.join(2 * PERIOD_S)
 
     def expect_step_time(self, seconds: float) -> None:
-        """Notes how long a step takes: a multiple of it may be longer than the limit."""
-        self._longest_step_s = max(self._longest_step_s, seconds)
+        """Notes how long an execution took: a multiple of recent ones may be longer than the limit."""
+        self._step_times.append(seconds)
 
     def read_others(self) -> None:
         """Reads the heartbeats that this instance watches, once."""
@@ -85,7 +87,7 @@ class StallWatch:
             self._no_input_since = now
         without_input = now - self._no_input_since > self._limit_s
         watched = self._reporter.watched or without_input
-        limit_s = max(self._limit_s, 3 * self._longest_step_s)
+        limit_s = max(self._limit_s, 3 * max(tuple(self._step_times), default=0.0))
         leaves_it_to_leader = self._instance != _LEADER and self._detector.knows(_LEADER) and not without_input
         if not leaves_it_to_leader:
             self._detector.observe(own, now)

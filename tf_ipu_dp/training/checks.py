@@ -28,6 +28,7 @@ from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, run_folder
 from tf_ipu_dp.runs.manifest import Manifest, Variable
 from tf_ipu_dp.runs.plan_record import PlanRecord
+from tf_ipu_dp.runs.records import Record
 from tf_ipu_dp.sdk import Sdk
 
 # A network file system may show a new file to other hosts some seconds late.
@@ -48,6 +49,15 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
     world.compare({**_versions_of_all(sdk), "the data": sources.fingerprint(source), **flags, **topology, **shapes})
 
 
+@dataclasses.dataclass(frozen=True)
+class _LeadersFolder(Record):
+    """What the leader tells the other instances of the run's folder."""
+
+    path: str
+    owner: str  # as it stands in the folder, by which the others recognise it
+    problem: str  # why there is none
+
+
 def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
     """Returns the run's folder: locked for the leader, which writes it; for the others only its name."""
     folder, problem = None, ""
@@ -59,20 +69,19 @@ def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunF
             )
         except cli.UsageError as error:
             problem = str(error)
-    owner = folder.read_owner() if folder else ""
-    answer = world.broadcast_from_leader(
-        {"path": str(folder.path.resolve()) if folder else "", "problem": problem, "owner": owner}
-    )
-    if answer["problem"]:
-        raise cli.UsageError(answer["problem"])
-    seen = folder or run_folder.RunFolder(Path(answer["path"]))
+    path = str(folder.path.resolve()) if folder else ""
+    own = _LeadersFolder(path, folder.read_owner() if folder else "", problem)
+    leaders = _LeadersFolder.from_json(json.loads(world.broadcast_from_leader(json.dumps(own.to_json()))))
+    if leaders.problem:
+        raise cli.UsageError(leaders.problem)
+    seen = folder or run_folder.RunFolder(Path(leaders.path))
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
-    while seen.read_owner() != answer["owner"] and time.monotonic() < deadline:
+    while seen.read_owner() != leaders.owner and time.monotonic() < deadline:
         time.sleep(0.05)
-    without = world.hosts_where(seen.read_owner() != answer["owner"])
+    without = world.hosts_where(seen.read_owner() != leaders.owner)
     if without:
         raise cli.UsageError(
-            f"The run's folder {answer['path']} is not the same on {cli.alternatives(without)}: all hosts must share "
+            f"The run's folder {leaders.path} is not the same on {cli.alternatives(without)}: all hosts must share "
             "it. Choose a shared folder with --run_dir."
         )
     return seen
@@ -151,7 +160,9 @@ def compare_weights(weights: Sequence[sdk_types.Variable], world: World) -> Opti
 def _require_fit(
     found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], tied: Sequence[str]
 ) -> None:
-    differences = checkpoints.differences(found.manifest, _resolved_flags(cfg, run), variables, tied)
+    # A release without a flag trained with what is its default now.
+    saved = dataclasses.replace(found.manifest, flags={**train_flags.default_texts(), **found.manifest.flags})
+    differences = checkpoints.differences(saved, _resolved_flags(cfg, run), variables, tied)
     if differences:
         raise cli.UsageError(
             f"{found.path} does not fit: {'; '.join(differences)}. Use the run's own flags "

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
+import threading
 from typing import Optional
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.schema import TrainConfig
-from tf_ipu_dp.monitoring import diagnosis
+from tf_ipu_dp.monitoring import bottleneck, diagnosis
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints
 from tf_ipu_dp.runs.plan_record import PlanRecord
-from tf_ipu_dp.runs.records import RunResult, Scores, StopReason, ValidationRecord, Verdict
+from tf_ipu_dp.runs.records import RunResult, Scores, StopReason, ValidationRecord
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.sdk import Sdk
@@ -35,6 +37,7 @@ from tf_ipu_dp.training.session import TrainingSession
 
 # Where --log_every is not given, records are at least this far apart: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
+_WRITE_STALL_WITHIN_S = 5.0
 
 
 class TrainingError(cli.UsageError):
@@ -70,7 +73,9 @@ class TrainingLoop:
         self.saver = Saver(cfg, plan, sdk, session, folder, self.store)
         self.cache = ExecutableCache(sdk.executable_cache)
         self.reporting = Reporting(cfg, plan, sdk, self.world, folder, console, self._exit_stalled)
-        self.step = 0
+        self.early_stopping = stop.EarlyStopping(0, {})
+        self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
+        self.step = self.epoch = self.epoch_end = 0
         self.stop: Optional[StopReason] = None
         self.stop_signal = 0  # received by any instance
         self.scores: Optional[Scores] = None
@@ -136,24 +141,24 @@ class TrainingLoop:
         self.meter.start_epoch(self.step)
         compiled = self.clock.compiled
         self.reporting.phase("training" if compiled else "compiling", self.step, watched=compiled)
-        with contextlib.ExitStack() as self.compiling:
-            if compiled:
-                self._start_bar()
-            else:
-                self.compiling.enter_context(self.console.waiting("compiling"))
-            self.clock.start_epoch()
-            try:
-                self.session.model.fit(
-                    dataset,
-                    callbacks=[self.callback],
-                    epochs=self.epoch + 1,
-                    initial_epoch=self.epoch,
-                    steps_per_epoch=(self.epoch_end - self.step) * micro_batches_per_update,
-                    verbose=0,
-                )
-            finally:
-                self.clock.end_epoch()
-                self.console.end_epoch()
+        if compiled:
+            self._start_bar()
+        else:
+            self.compiling.enter_context(self.console.waiting("compiling"))
+        self.clock.start_epoch()
+        try:
+            self.session.model.fit(
+                dataset,
+                callbacks=[self.callback],
+                epochs=self.epoch + 1,
+                initial_epoch=self.epoch,
+                steps_per_epoch=(self.epoch_end - self.step) * micro_batches_per_update,
+                verbose=0,
+            )
+        finally:
+            self.clock.end_epoch()
+            self.compiling.close()
+            self.console.end_epoch()
 
     def _after_execution(self, execution: Execution) -> bool:
         """Records, checks and saves what is due after an execution. Returns whether to go on."""
@@ -191,11 +196,12 @@ class TrainingLoop:
     def _exchange(self, execution: Execution, loss: float, accuracy: float, saves: bool) -> Optional[stop.Exchange]:
         """Lets the instances agree on metrics and on stopping, where that is due."""
         at_end = self.step >= self.epoch_end
-        passed = self.step // self.plan.log_every > self.logged_step // self.plan.log_every
-        asked_to_log = passed and self.cfg.log_every is not None
-        if not self.exchange.is_due(must_exchange=at_end or saves or asked_to_log):
+        record_due = self.step // self.plan.log_every > self.logged_step // self.plan.log_every
+        # Without --log_every the leader's clock has a say, so that the others only know after an exchange.
+        record_due_for_sure = record_due and self.cfg.log_every is not None
+        if not self.exchange.is_due(must_exchange=at_end or saves or record_due_for_sure):
             return None
-        period_over = asked_to_log or execution.ended_s - self.logged_at_s >= _LOG_PERIOD_S
+        period_over = record_due_for_sure or execution.ended_s - self.logged_at_s >= _LOG_PERIOD_S
         limit = self.cfg.time_limit
         return self.exchange.run(
             self.step,
@@ -203,7 +209,7 @@ class TrainingLoop:
             accuracy=accuracy,
             signal=self.signals.received,
             time_is_up=limit is not None and self.clock.elapsed_s >= limit.seconds,
-            log_now=at_end or (passed and period_over),
+            log_now=at_end or (record_due and period_over),
             execution_s=execution.seconds if self.clock.compiled else math.inf,
         )
 
@@ -242,31 +248,39 @@ class TrainingLoop:
                 self.step, epoch, scores.loss, scores.top1, scores.top5, seconds(), scores.samples
             )
         self.reporting.write(record)
-        reason = self.early_stopping.add(self.step, scores.loss)
+        self.early_stopping.add(self.step, scores.loss)
         if scores.loss is None:
             self._stop_not_finite("The validation loss")
-        elif self.cfg.early_stop:
-            # The leader alone knows the validations before a resumption.
-            agreed = self.world.broadcast_from_leader(reason.to_json() if reason else {})
-            self.stop = StopReason.from_json(agreed) if agreed else None
-            if self.stop:
-                self.console.info(self.stop.message)
+        else:
+            self._stop_early()
+
+    def _stop_early(self) -> None:
+        """Stops a run whose validation loss does not improve, unless this was its last step anyway."""
+        if not self.cfg.early_stop or self.step >= self.plan.epochs.updates:
+            return
+        # The leader alone knows the validations before a resumption.
+        reason = self.early_stopping.reason() if self.world.is_leader else None
+        agreed = self.world.broadcast_from_leader(json.dumps(reason.to_json()) if reason else "")
+        if agreed:
+            self.stop = StopReason.from_json(json.loads(agreed))
+            self.console.info(self.stop.message)
 
     def _validate_if_missing(self) -> None:
         """Validates a resumed run that was interrupted before it could, or that has nothing left to train."""
         finished = self.step >= self.plan.epochs.updates
         if finished:
             self.console.info(f"Nothing is left to train: the run has {self.plan.epochs.updates:,} updates.")
-        own = {"validated": self.early_stopping.has_validated(self.step)}
-        validated = self.world.broadcast_from_leader(own)["validated"]
-        if finished or (self._at_end_of_epoch() and not validated):
+        validated = self.world.broadcast_from_leader("yes" if self.early_stopping.has_validated(self.step) else "no")
+        if finished or (self._at_end_of_epoch() and validated == "no"):
             self._validate()
+        else:
+            self._stop_early()  # it may have been interrupted, or started again, after early stopping
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
 
     def _is_every(self, updates: int) -> bool:
-        """Whether something is due that happens every so many updates, within executions of several; 0: never."""
+        """Whether a multiple of `updates` lies within the last execution: 8 in one from 7 to 10. 0: never."""
         return bool(updates) and self.step % updates < self.plan.epochs.device_iterations
 
     def _compare_weights(self) -> None:
@@ -284,9 +298,15 @@ class TrainingLoop:
     def _exit_stalled(self, stall: Stall) -> None:
         """Exits, from another thread: the main thread may wait for ever inside the device or a collective."""
         reason = stop.stalled(stall.sentence, self.saver.last_saved, self.resume_command)
-        with contextlib.suppress(cli.UsageError):
-            self.folder.write_error(stall.culprit.instance, reason.message, host=stall.culprit.host)
         self.console.warning(f"train: {reason.message}")
+        # The folder may be what does not respond: it gets some seconds.
+        culprit, own = stall.culprit, self.world.instance
+        write = functools.partial(
+            self.folder.write_stall, culprit.instance, reason.message, host=culprit.host, reported_by=own
+        )
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        writer.join(_WRITE_STALL_WITHIN_S)
         os._exit(1)
 
     def _result(self) -> RunResult:
@@ -294,7 +314,7 @@ class TrainingLoop:
         times = self.clock.slowest_times(self.world.gather_numbers(parts))
         verdict = diagnosis.judge(self.record, self.cfg, self.meter.records, times)
         if self.step and not self.clock.compiled:
-            verdict = Verdict("nothing trained", "Nothing was left to train.")
+            verdict = bottleneck.NOTHING_TRAINED
         timed = self.meter.timed_samples
         return RunResult(
             run_dir=str(self.folder.path),
@@ -309,4 +329,5 @@ class TrainingLoop:
             scores=self.scores,
             verdict=verdict,
             stopped=self.stop,
+            version=__version__,
         )

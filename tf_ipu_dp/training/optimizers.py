@@ -61,15 +61,13 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return cls(plan.Recipe(**{**config, "drops": tuple(config["drops"])}))
 
 
-def gradient_scale(
-    reduction: str, *, replicas: int, local_replicas: int, accumulation: int, distributed: bool
-) -> Tuple[float, str]:
+def gradient_scale(reduction: str, *, replicas: int, local_replicas: int, distributed: bool) -> Tuple[float, str]:
     """Returns what gradients are multiplied by, and how the SDK is to reduce those of an accumulation.
 
     Both strategies sum gradients over replicas. Under PopDistStrategy (`distributed`) Keras has divided the losses by
-    all replicas before, under IPUStrategy nobody has. A sum is that of the micro batches' mean gradients.
+    all replicas before, under IPUStrategy nobody has. A sum is that of the micro batches' mean gradients. The SDK
+    itself divides by the accumulated micro batches where the method is mean.
     """
-    del accumulation  # which the SDK divides by where the method is mean; dividing here too would do it twice
     if reduction == "sum":
         return (float(replicas) if distributed else 1.0), "sum"
     return (1.0 if distributed else 1.0 / local_replicas), "mean"

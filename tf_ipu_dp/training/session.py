@@ -170,7 +170,6 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         recipe.reduction,
         replicas=topology.replicas,
         local_replicas=topology.local_replicas,
-        accumulation=batch.accumulation,
         distributed=device.distributed,
     )
     with strategy.scope():

@@ -59,8 +59,12 @@ class EarlyStopping:
     def add(self, step: int, loss: Optional[float]) -> Optional[StopReason]:
         """Takes in a validation's loss; returns why the run stops, if it does."""
         self._losses[step] = loss
-        values = [self._losses[each] for each in sorted(self._losses)]
-        losses = [math.inf if value is None else value for value in values]
+        return self.reason()
+
+    def reason(self) -> Optional[StopReason]:
+        """Returns why the run stops after its last validation, if it does; a resumed run asks before it trains."""
+        steps = sorted(self._losses)
+        losses = [math.inf if self._losses[step] is None else self._losses[step] or 0.0 for step in steps]
         patience = self._patience
         if not patience or len(losses) <= patience or min(losses[-patience:]) < min(losses[:-patience]):
             return None
@@ -68,7 +72,7 @@ class EarlyStopping:
             StopReason.EARLY_STOPPING,
             transient=False,
             message=f"Validation loss has not improved for {cli.count(patience, 'validation')}; "
-            f"stopping early after step {step:,}.",
+            f"stopping early after step {steps[-1]:,}.",
         )
 
 

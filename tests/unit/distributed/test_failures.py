@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -41,6 +42,13 @@ def test_an_instance_that_was_killed_comes_before_every_error():
     first = failures.find_first_failure(137, report(1, 137, "step 8"), [error(0, TRACEBACK), error(2, LOST_PEER)], 3)
     assert str(first) == "instance 1 on host1 was killed by SIGKILL"
     assert first.last_lines == ("step 8",) and first.is_kill and first.transient and first.secondary_failures == 1
+
+
+def test_an_instance_that_reports_a_stall_is_not_the_first_failure():
+    stalled = dataclasses.replace(error(1, "No heartbeat for 7 s from instance 1."), reported_by=0)
+    reporter = report(0, 1, "train: No heartbeat for 7 s from instance 1.")
+    first = failures.find_first_failure(1, reporter, [stalled], 2)
+    assert (first.instance, first.transient) == (1, True)
 
 
 def test_an_abort_after_a_lost_connection_is_a_secondary_failure():

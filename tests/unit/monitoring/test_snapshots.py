@@ -29,7 +29,7 @@ if sys.argv[1] != "-":
     )
     reporter.start()
     reporter.update(sys.argv[4], 120, 1842.0)
-    reporter._beat()
+    reporter.write()
 print("ready", flush=True)
 if sys.stdin.readline():
     attachment.release()

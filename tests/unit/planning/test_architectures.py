@@ -88,7 +88,7 @@ def test_images_need_not_be_square():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"name": "vgg"}, "There is no model 'vgg'; there are mlp, cnn, resnet8, .*"),
+        ({"name": "vgg"}, f"There is no model 'vgg'; there are {', '.join(architectures.MODELS)}."),
         ({"norm": "layer"}, "There is no norm 'layer'; there are batch, group."),
         ({"width": 27}, "resnet8 takes images from 28x28 up, not 28x27."),
         ({"channels": 0}, "resnet8 cannot have 0 channels and 10 classes: both are at least 1."),

@@ -38,7 +38,7 @@ def values_of(kind):  # noqa: PLR0911
         return st.tuples(*map(values_of, arguments))
     if origin is dict:
         return st.dictionaries(st.text(max_size=4), values_of(arguments[1]), max_size=2)
-    if issubclass(kind, records.Record):
+    if dataclasses.is_dataclass(kind):
         return instances_of(kind)
     if kind is float:
         return st.floats(-1e9, 1e9)
@@ -139,7 +139,7 @@ def test_the_files_of_release_0_1_still_load(name, tmp_path):
     assert result.updates == raw_result["updates"] and result.verdict.sentence == raw_result["verdict"]
     assert result.times.total_s == raw_result["seconds"]["total"]
     assert result.scores is None or result.scores.top1 == raw_result["validation"]["top1"]
-    assert folder.is_finished() is (raw_result["stopped"] is None)
+    assert result.is_finished is (raw_result["stopped"] is None)
     shutil.copy(folder.path / "manifest.json", tmp_path / "manifest.json")
     with pytest.raises(checkpoints.CheckpointError, match=r"state\.\S+ is missing"):  # which comes after the manifest
         checkpoints.open_checkpoint(tmp_path)

@@ -203,16 +203,16 @@ def test_the_flags_of_what_is_no_run_are_refused_in_a_sentence(tmp_path):
 
 def test_a_run_is_finished_when_its_result_says_so_until_it_is_started_again(folder):
     cfg = train_flags.parse([])
-    assert not folder.is_finished()
+    assert folder.read_result() is None
     interrupted = records.StopReason(records.StopReason.SIGNAL, True, "SIGTERM after step 160")
     early = records.StopReason(records.StopReason.EARLY_STOPPING, False, "Validation loss has not improved.")
     for stopped, finished in ((interrupted, False), (early, True), (None, True)):
         result = sample_records.make_result(stopped=stopped, utilisation_pct=math.nan)
         folder.write_result(result)
-        assert folder.is_finished() is finished
+        assert folder.read_result().is_finished is finished
     assert folder.read_result() == sample_records.make_result(utilisation_pct=None)
     folder.write_start(cfg, sample_records.make_plan())
-    assert not folder.is_finished() and folder.read_result() is None
+    assert folder.read_result() is None
 
 
 def test_errors_are_kept_per_instance_also_by_one_that_does_not_hold_the_folder(folder):
@@ -234,6 +234,12 @@ def test_of_one_processs_errors_the_first_stays_and_another_processs_takes_its_p
     program += "run_folder.RunFolder(Path(sys.argv[1])).write_error(0, 'next')"
     subprocess.run([sys.executable, "-c", program, str(folder.path)], check=True)
     assert [error.text for error in folder.read_errors()] == ["next"]
+
+
+def test_a_stall_is_kept_for_the_stalled_instance_with_who_reported_it(folder):
+    folder.write_stall(2, "No heartbeat for 7 s.", host="node07", reported_by=0)
+    (error,) = folder.read_errors()
+    assert (error.instance, error.host, error.reported_by, error.transient) == (2, "node07", 0, True)
 
 
 def test_errors_come_in_the_order_of_their_times_and_other_files_are_passed_over(folder):

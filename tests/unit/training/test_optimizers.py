@@ -272,7 +272,7 @@ def train_on_replicas(scope, r, replicas, accumulation, updates=4, x=X):
     with scope(replicas).scope():
         model = make_model(POLICIES[r.precision])
         scale, method = optimizers.gradient_scale(
-            r.reduction, replicas=replicas, local_replicas=replicas, accumulation=accumulation, distributed=False
+            r.reduction, replicas=replicas, local_replicas=replicas, distributed=False
         )
         model.set_gradient_accumulation_options(accumulation, gradient_accumulation_reduction_method=method)
         optimizer = optimizers.make_optimizer(r, gradient_scale=scale)
@@ -323,7 +323,7 @@ def test_scales_undo_what_each_strategy_does_to_the_gradients(replicas, instance
         gradients = np.random.RandomState(0).randn(total, accumulation)
         for reduction, wanted in [("mean", gradients.mean()), ("sum", gradients.sum())]:
             scale, method = optimizers.gradient_scale(
-                reduction, replicas=total, local_replicas=replicas, accumulation=accumulation, distributed=distributed
+                reduction, replicas=total, local_replicas=replicas, distributed=distributed
             )
             lost = gradients / total if distributed else gradients
             assert scale * getattr(lost, method)(axis=1).sum() == pytest.approx(wanted)

@@ -103,6 +103,14 @@ def test_early_stopping_does_not_depend_on_where_a_run_was_resumed(losses, patie
     assert all(resumed.has_validated(step) for step in range(len(losses))) and not resumed.has_validated(99)
 
 
+def test_a_run_that_is_started_again_after_early_stopping_has_the_same_reason():
+    early = stop.EarlyStopping(1, {})
+    early.add(4, 1.0)
+    reason = early.add(8, 2.0)
+    assert reason is not None and stop.EarlyStopping(1, {4: 1.0, 8: 2.0}).reason() == reason
+    assert stop.EarlyStopping(2, {4: 1.0, 8: 2.0}).reason() is None
+
+
 def test_without_patience_a_run_never_stops_early():
     early = stop.EarlyStopping(0, {})
     assert [early.add(step, 1.0) for step in range(9)] == [None] * 9
