@@ -1,6 +1,6 @@
 """Writes the newest releases that setup.cfg allows into a constraints file: update_pins.py setup.cfg default.txt.
 
-Run it with the oldest Python that the file is for: pip then resolves releases that every Python of the environment takes.
+Run it with the oldest Python that the file is for: pip then resolves releases that every later one takes as well.
 Lines from the first comment below the pins on are held: they stay as they are, and the others must go with them. A pin
 that pip does not mention stays too: another Python or machine may need it.
 """

@@ -130,6 +130,22 @@ def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_secon
     assert_same_weights(undisturbed, folder, 1e-5)
 
 
+def test_a_stalled_instance_is_named_and_the_job_restarted_to_the_same_weights(
+    tmp_path, undisturbed, start, pids_of, wait_for_checkpoint
+):
+    folder = tmp_path / "run"
+    words = ("--instances=2", "--max_restarts=1", "--", *JOB, "--stall_timeout=6s", f"--run_dir={folder}")
+    process = start(*words)
+    wait_for_checkpoint(folder, process)
+    os.kill(pids_of(folder)[1], signal.SIGSTOP)
+    code, _, err = finish(process)
+    assert code == 0, err
+    again = [line for line in said(err) if "restarting" in line]
+    assert len(again) == 1 and re.match(r"launch: instance 1 on \S+ failed; restarting from step \d+ ", again[0]), err
+    assert re.search(r"^  No heartbeat for \d+ s from instance 1 on ", err, re.MULTILINE)
+    assert_same_weights(undisturbed, folder, 1e-5)
+
+
 def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_same_weights(
     tmp_path, undisturbed, start, wait_for_checkpoint
 ):
