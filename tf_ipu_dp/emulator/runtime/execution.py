@@ -141,7 +141,7 @@ class _Execution:
         with ipu_config.configured_system().executing():
             try:
                 return run(iterator)
-            except tf.errors.OutOfRangeError as error:  # which Keras would take for the end of the epoch
+            except tf.errors.OutOfRangeError as error:  # Keras would treat it as the end of the epoch
                 raise ValueError(
                     f"The dataset ended in the middle of an execution of {self._shape.steps} steps on "
                     f"{self._shape.replicas} replicas: repeat() it, or take fewer steps."
@@ -167,7 +167,7 @@ class _Execution:
                 model_building.build(self._model, iterator, self._step)
                 ReplicaMetrics(self._model, self._shape, concurrent=False).make_banks()
             self._sliced = tf.function(lambda iterator: self._trace(iterator, concurrent=False), autograph=False)
-            # TensorFlow takes all of these functions for one that is traced again and again.
+            # TensorFlow would mistake these functions for one function that is traced too often.
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
             with replicas.tracing(self._program):

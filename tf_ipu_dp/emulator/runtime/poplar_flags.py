@@ -1,4 +1,4 @@
-"""TF_POPLAR_FLAGS as the SDK's TensorFlow reads it: what it does not know ends the program. Pure."""
+"""TF_POPLAR_FLAGS as the SDK's TensorFlow reads it: an unknown flag ends the program. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FlagError(ValueError):
 
 
 def read(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the flags by their names; a switch is "true" or "false". Of one that is given twice the last counts."""
+    """Returns the flags by their names; a switch is "true" or "false". The last value of a flag counts."""
     flags: Dict[str, str] = {}
     for word in environ.get(NAME, "").split():
         name, given, value = word[2:].partition("=")
