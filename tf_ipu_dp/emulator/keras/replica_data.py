@@ -59,7 +59,7 @@ def shard_over_replicas(
         raise ValueError(f"{total} steps are not enough for one step on each of {replicas} replicas.")
     if rest and steps is None:
         logging.getLogger("tensorflow").warning(
-            "The last %d of %d micro batches are left out: they do not fill a step of %d replicas.",
+            "The last %d of %d micro batches are dropped: they do not fill a step of %d replicas.",
             rest,
             total,
             replicas,
@@ -98,7 +98,7 @@ def input_specs(dataset: Any) -> Any:
 
 
 def data_adapter() -> Any:
-    """Returns Keras' module of data adapters, wherever this release has it."""
+    """Returns Keras' module of data adapters. Its place depends on the release."""
     return sys.modules[tf.keras.Model.__module__].data_adapter
 
 
