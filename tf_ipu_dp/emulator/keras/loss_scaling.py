@@ -99,7 +99,7 @@ class ALSOptimizer(OptimizerWrapper):
     decrease_factor = _read_only("decrease_factor", lambda self: 1.0 / self.increase_factor)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Returns the loss times the present factor; a function that returns a loss becomes one that returns that."""
+        """Returns the loss times the current factor. For a function that returns a loss, returns such a function."""
         if callable(loss):
             return lambda: self.get_scaled_loss(loss())
         return loss * tf.cast(self._factor, loss.dtype)

@@ -243,7 +243,7 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
 
 
 def _on_batch(name: str) -> Callable[..., Any]:
-    """Returns `train_on_batch` and the like: one micro batch, for one replica that takes one step at a time."""
+    """Returns `train_on_batch` or a similar method: one micro batch for one replica and one step per execution."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_on_ipu(self):

@@ -34,7 +34,7 @@ def shard_over_replicas(
     shuffle: Any = False,
     class_weight: Any = None,
 ) -> ReplicaData:
-    """Makes the data of `fit` and the like a dataset of micro batches that the local replicas take turns to read.
+    """Converts the data of `fit`, `evaluate` or `predict` to micro batches that the local replicas read in turn.
 
     `steps` counts the micro batches of all local replicas.
     """
@@ -86,7 +86,7 @@ def local_replicas(model: Any) -> int:
 
 
 def steps_per_execution(model: Any) -> int:
-    """Returns the steps per replica that `compile` asked for in one execution."""
+    """Returns the steps per replica in one execution, as set by `compile`."""
     variable = model._steps_per_execution
     return 1 if variable is None else int(variable.numpy())
 

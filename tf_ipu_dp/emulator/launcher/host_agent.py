@@ -33,7 +33,7 @@ class HostAgent:
         self._write_lock = threading.Lock()
 
     def run(self) -> None:
-        """Follows poprun's messages until the job has ended or poprun is gone."""
+        """Follows poprun's messages until the job or poprun has ended."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(None))
         interfaces = [[each.name, each.address, each.netmask] for each in network.read_interfaces()]
@@ -128,7 +128,7 @@ class HostAgent:
             with self._write_lock:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-        except (OSError, ValueError):  # poprun is gone
+        except (OSError, ValueError):  # poprun has ended
             self._inbox.put(None)
 
 

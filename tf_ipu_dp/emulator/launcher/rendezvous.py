@@ -2,7 +2,7 @@
 
 poprun and `horovodrun` set all variables that Horovod needs. `mpirun` and `srun` set only rank and size: then instance
 0 runs the server, at an address and port that all instances can compute. Under `mpirun` with a Horovod that was built
-with MPI none of this is needed, unless the user asks for Gloo.
+with MPI none of this is needed, unless the user selects Gloo.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
 
 
 def connects_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
-    """Whether instances connect through MPI: Horovod was built with it, and mpirun started them or the user asks."""
+    """Whether instances connect through MPI: Horovod was built with it, and mpirun or the user selects it."""
     asked = environ.get("HOROVOD_CONTROLLER", "").lower()
     if asked == "mpi" and not built:
         raise RuntimeError(

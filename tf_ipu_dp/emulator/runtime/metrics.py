@@ -142,7 +142,7 @@ def step_logs(model: Any) -> ipu_outfeed_queue.IPUOutfeedQueue:
 
 
 def metric_results(model: Any) -> Dict[str, Any]:
-    """Returns the present values of the model's metrics."""
+    """Returns the current values of the model's metrics."""
     logs: Dict[str, Any] = {}
     for metric in model.metrics:
         result = metric.result()

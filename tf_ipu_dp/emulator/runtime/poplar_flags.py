@@ -37,7 +37,7 @@ def read(environ: Mapping[str, str]) -> Dict[str, str]:
         if not word.startswith("--") or name not in _KNOWN:
             near = difflib.get_close_matches(name.lstrip("-"), _KNOWN, 1)
             advice = f"the nearest is --{near[0]}" if near else "they are " + ", ".join(f"--{each}" for each in _KNOWN)
-            raise FlagError(f"{NAME} has {word}, which the SDK does not know and ends the program for; {advice}.")
+            raise FlagError(f"{NAME} has the unknown flag {word}, which ends the program as with the SDK; {advice}.")
         flags[name] = _check(name, value) if given or name not in _SWITCHES else "true"
     if "synthetic_data_initializer" in flags and not {"use_synthetic_data", "synthetic_data_categories"} & set(flags):
         raise FlagError(f"{NAME} has --synthetic_data_initializer without --use_synthetic_data.")

@@ -74,7 +74,7 @@ class IPUOutfeedQueue:
             executed = store is not None and store.was_executed()
             if store is not None and executed and program is not None:
                 raise tf.errors.FailedPreconditionError(
-                    None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
+                    None, None, f"The outfeed queue carries {store.layout}, but the program enqueues {wanted}."
                 )
             store = _Store(wanted) if self._mode is IPUOutfeedMode.ALL else _LastStore(wanted)
             if not executed:  # otherwise Keras traces a layer to find its shapes

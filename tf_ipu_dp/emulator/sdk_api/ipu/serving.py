@@ -309,13 +309,13 @@ def _specs(outputs: Any) -> List[Any]:
     return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tf.nest.flatten(outputs)]
 
 
-def _check_fit(taker: str, wanted: Sequence[Any], giver: str, given: Sequence[Any]) -> None:
+def _check_fit(consumer: str, wanted: Sequence[Any], producer: str, given: Sequence[Any]) -> None:
     if len(wanted) != len(given):
-        raise ValueError(f"{taker} takes {len(wanted)} tensors, but {giver} returns {len(given)}.")
+        raise ValueError(f"{consumer} takes {len(wanted)} tensors, but {producer} returns {len(given)}.")
     for number, (one, other) in enumerate(zip(wanted, given)):
         if one.dtype != other.dtype or not one.shape.is_compatible_with(other.shape):
             raise ValueError(
-                f"Argument {number} of {taker} is {one.dtype.name} of shape {one.shape}, but {giver} returns "
+                f"Argument {number} of {consumer} is {one.dtype.name} of shape {one.shape}, but {producer} returns "
                 f"{other.dtype.name} of shape {other.shape}."
             )
 

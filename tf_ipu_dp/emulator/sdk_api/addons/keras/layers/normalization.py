@@ -183,7 +183,7 @@ class LayerNormalization(_Normalization):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Checks the axes and makes gamma and beta, shaped like them."""
+        """Checks the axes and makes gamma and beta with the shape of the axes."""
         shape = tf.TensorShape(input_shape)
         if shape.rank is None:
             raise ValueError(f"{self.name}: the rank of the input is not known.")
