@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/emulator.py [--rounds=5] [--micro_batches=128]
 
-Each contender runs in a process of its own, which stays; a round asks each of them in turn to train some micro batches
-of 32 and takes its time: of the whole call of `fit`, and up to the end of its last batch, because stock `fit` often
-waits for seconds after it, until tf.data's tuning thread lets the iterator go. The first execution, with tracing, is
-told apart. Reported: medians, ratios to plain Keras in the same round, and each process's peak memory.
+Each contender runs in its own process for all rounds. In a round each of them in turn trains some micro batches of 32.
+Two times are measured: of the whole call of `fit`, and up to the end of its last batch, because stock `fit` often waits
+for seconds after that, until tf.data's tuning thread releases the iterator. The first execution, with tracing, is
+reported separately. Reported: medians, ratios to plain Keras in the same round, and each process's peak memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_resnet20(keras):
 
 
 def contender(kind, replicas):
-    """Trains as many micro batches as each line on standard input says."""
+    """Reads a number of micro batches from each line of standard input, trains them and prints the times."""
     import numpy as np
     import tensorflow as tf
 
@@ -94,7 +94,7 @@ def contender(kind, replicas):
         print(json.dumps({"seconds": seconds, "trained": ends[-1] - started, "peak_mib": peak}), flush=True)
 
 
-def ask(process, micro_batches):
+def train_round(process, micro_batches):
     process.stdin.write(f"{micro_batches}\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
@@ -121,11 +121,11 @@ def main(rounds, micro_batches):
             )
         for process in processes.values():
             process.stdout.readline()
-        first = {name: ask(process, 64) for name, process in processes.items()}
+        first = {name: train_round(process, 64) for name, process in processes.items()}
         rates = {(name, part): [] for name in processes for part in PARTS}
         for _ in range(rounds):
             for name, process in processes.items():
-                answer = ask(process, micro_batches)
+                answer = train_round(process, micro_batches)
                 for part in PARTS:
                     rates[name, part].append(micro_batches * MICRO / answer[part])
                 first[name]["peak_mib"] = answer["peak_mib"]

@@ -5,12 +5,12 @@
 layout   ResNet-20, micro batches of 32, accumulation 4: 8 replicas in one instance and in two, one replica alone, and
          the stock Horovod recipe for Keras (hvd.DistributedOptimizer, two processes, horovodrun) with the same model
          and the global batch of 8 replicas; and what TensorFlow's kernels leave room for: forward and backward passes
-         of the model and nothing else, in two processes that never meet
-input    a small model behind an augmentation that costs more than it: in numpy, which holds Python's lock, and in
-         TensorFlow; one and two instances of the same program for the SDK
+         of the model and nothing else, in two processes that never communicate
+input    a small model with an augmentation that costs more than the model: in numpy, which holds Python's lock, and
+         in TensorFlow; one and two instances of the same program for the SDK
 start    from the command to the end of the first step: one and four instances
 
-Every contender of a round is started as processes of its own. Reported: medians, and the median of the ratios within a
+Every round starts new processes for every contender. Reported: medians, and the median of the ratios within a
 round to the first contender.
 """
 
@@ -55,7 +55,7 @@ def poprun(instances, replicas):
     return [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--only-output-from-instance", "0", *options, "python3"]
 
 
-def this(function):
+def python_arguments(function):
     return ["-c", f"import sys; sys.path.insert(0, {HERE!r}); import instances as b; b.{function}"]
 
 
@@ -79,9 +79,9 @@ def read_end(command, process):
 def measure_layout(name):
     if name.startswith("stock"):
         horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-        return read_rate([horovodrun, "-np", "2", sys.executable, *this("stock_horovod()")])
+        return read_rate([horovodrun, "-np", "2", sys.executable, *python_arguments("stock_horovod()")])
     if name.startswith("bare"):
-        return read_rate([sys.executable, *this("bare_passes()")], processes=2)
+        return read_rate([sys.executable, *python_arguments("bare_passes()")], processes=2)
     instances, _, _, local, _ = name.split()
     replicas = int(instances) * int(local)
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def measure_layout(name):
 
 def measure_input(name):
     kind, count = name.split(", ")
-    return read_rate([*poprun(int(count[0]), 2), *this(f"behind_an_augmentation({kind!r})")])
+    return read_rate([*poprun(int(count[0]), 2), *python_arguments(f"train_with_augmentation({kind!r})")])
 
 
 def measure_start(name):
@@ -103,7 +103,7 @@ def measure_start(name):
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         for line in process.stderr:
-            if "compiling... " in line:  # with the first step in it, it has taken so many seconds
+            if "compiling... " in line:  # printed after the first step
                 seconds = time.perf_counter() - began
         process.wait()
         return seconds
@@ -127,7 +127,7 @@ def make_network(model, optimizer):
 
 
 def stock_horovod():
-    """Trains as Horovod's documentation has it for Keras."""
+    """Trains as Horovod's documentation recommends for Keras."""
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
@@ -137,12 +137,12 @@ def stock_horovod():
     facts = info.DATASETS["synthetic"]
     legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
     network = make_network("resnet20", hvd.DistributedOptimizer(legacy.SGD(0.05, 0.9)))
-    held = sources.open_source(facts, data_dir=None, seed=1).train
+    split = sources.open_source(facts, data_dir=None, seed=1).train
 
     def prepare(image, label):
         return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label
 
-    dataset = tf.data.Dataset.from_tensor_slices((held.images, held.labels)).shard(hvd.size(), hvd.rank())
+    dataset = tf.data.Dataset.from_tensor_slices((split.images, split.labels)).shard(hvd.size(), hvd.rank())
     dataset = dataset.shuffle(4096).repeat().batch(GLOBAL_BATCH // hvd.size())
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     ends = []
@@ -154,7 +154,7 @@ def stock_horovod():
 
 
 def bare_passes():
-    """Computes gradients on one core, time and again on the same samples, and does nothing with them."""
+    """Computes gradients on one core, repeatedly on the same samples, and discards them."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -175,8 +175,8 @@ def bare_passes():
     print(json.dumps({"samples_per_s": BARE_BATCH * BARE_PASSES / (time.perf_counter() - began)}))
 
 
-def behind_an_augmentation(kind):
-    """Trains a small model on images that are changed one by one; written for the SDK, as any user's program."""
+def train_with_augmentation(kind):
+    """Trains a small model on images that are augmented one by one. Written for the SDK, like a user's program."""
     import numpy as np
     import popdist
     import popdist.tensorflow
@@ -233,13 +233,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SUITES)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     measures = {"layout": measure_layout, "input": measure_input, "start": measure_start}
-    for suite in [asked.only] if asked.only else SUITES:
+    for suite in [args.only] if args.only else SUITES:
         found = {name: [] for name in SUITES[suite]}
-        for number in range(asked.rounds):
+        for number in range(args.rounds):
             for name, values in found.items():
-                print(f"\r{suite}: round {number + 1}/{asked.rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
+                print(f"\r{suite}: round {number + 1}/{args.rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
                 values.append(measures[suite](name))
         print(f"\r{'':<80}\r", end="", file=sys.stderr)
         first = found[SUITES[suite][0]]

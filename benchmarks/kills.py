@@ -1,11 +1,11 @@
-"""A campaign of kill -9 against runs of two instances: nothing may be lost, nobody may stay behind.
+"""Kills instances of two-instance runs with SIGKILL: no progress may be lost, and no process may be left.
 
     .venv/bin/python benchmarks/kills.py [--count=100] [--seed=0]
 
-Runs are started, one of their instances is killed at a random moment (while it starts, trains or saves), and they are
-started again until they come to their end. After every kill: how long until the job has ended, whether the instance is
-named, whether a process is left. At the end of every run: whether the weights are those of an undisturbed run, bit by
-bit. Exits with 1 if anything was not as it has to be.
+One instance of a run is killed at a random moment (while it starts, trains or saves), and the run is resumed until it
+is complete. Checked after every kill: how long until the job has ended, whether the instance is named, whether a
+process is left. Checked at the end of every run: whether the weights are those of an undisturbed run, bit by bit. Exits
+with 1 if any check failed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def last_step(folder):
 
 
 def instances_of(process):
-    """Returns the pids of the job's instances that are there, by their index."""
+    """Returns the pids of the job's running instances, by their index."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,12 +70,12 @@ def instances_of(process):
         except OSError:
             continue
         offsets = [each.split(b"=")[1] for each in environ if each.startswith(b"POPDIST_REPLICA_INDEX_OFFSET=")]
-        if offsets and b"tf_ipu_dp.train" in words and _is_below(int(path.name), process.pid):
+        if offsets and b"tf_ipu_dp.train" in words and _is_descendant(int(path.name), process.pid):
             found[int(offsets[0]) // (4 // INSTANCES)] = int(path.name)
     return found
 
 
-def _is_below(pid, ancestor):
+def _is_descendant(pid, ancestor):
     while pid > 1:
         if pid == ancestor:
             return True
@@ -86,8 +86,8 @@ def _is_below(pid, ancestor):
     return False
 
 
-def disturb(folder, chance):
-    """Starts the run and kills an instance; returns what happened, or None if the run had come to its end before."""
+def run_and_kill(folder, chance):
+    """Starts the run and kills an instance; returns what happened, or None if the run ended before the kill."""
     process = start(folder)
     victim = chance.randrange(INSTANCES)
     began = time.monotonic()
@@ -120,26 +120,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    chance = random.Random(asked.seed)
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
     kills, problems, runs = [], [], 0
     with tempfile.TemporaryDirectory() as base:
         os.environ["IPU_EMULATOR_DIR"] = f"{base}/partition"
-        whole = Path(base) / "undisturbed"
-        start(whole).communicate()
-        expected = digest(whole)
-        while len(kills) < asked.count:
+        reference = Path(base) / "undisturbed"
+        start(reference).communicate()
+        expected = digest(reference)
+        while len(kills) < args.count:
             runs += 1
             folder = Path(base) / f"run-{runs}"
-            while len(kills) < asked.count and (kill := disturb(folder, chance)) is not None:
+            while len(kills) < args.count and (kill := run_and_kill(folder, chance)) is not None:
                 kills.append(kill)
                 problems += kill["problems"]
                 for problem in kill["problems"]:
                     print(f"\n{problem}", file=sys.stderr)
-                print(f"\r{len(kills)}/{asked.count} kills, {len(problems)} problems", end="", file=sys.stderr)
+                print(f"\r{len(kills)}/{args.count} kills, {len(problems)} problems", end="", file=sys.stderr)
             start(folder).communicate()
             if digest(folder) != expected:
-                problems.append(f"run {runs} ended in other weights")
+                problems.append(f"run {runs} ended with different weights")
     print(file=sys.stderr)
     seconds = [kill["seconds"] for kill in kills]
     early = sum(kill["moment"] == "starting" for kill in kills)

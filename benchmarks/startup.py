@@ -1,9 +1,9 @@
-"""How long a user waits before anything happens, as ratios of alternating runs.
+"""Start-up times of the commands, as ratios of alternating runs.
 
     .venv/bin/python benchmarks/startup.py [ROUNDS]
 
 --help and --dry_run against `import absl.app, rich` in the same Python, launch/train against the command that it
-becomes, and the time to plan 65,536 IPUs.
+runs, and the time to plan 65,536 IPUs.
 """
 
 from __future__ import annotations

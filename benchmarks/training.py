@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/training.py [--rounds=5] [--only=resnet20]
 
-Each round starts every contender as a process of its own: `python -m tf_ipu_dp.train`, with input, metrics, logging,
+Each round starts every contender as a new process: `python -m tf_ipu_dp.train`, with input, metrics, logging,
 checkpoints and monitoring, and the same model in stock Keras with `tf.data`, batch and shuffle. The first execution or
-epoch, with tracing, is left out on both sides. Reported: medians, and the median of the ratios within a round.
+epoch, with tracing, is excluded on both sides. Reported: medians, and the median of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def keras_rate(model, batches):
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    held = sources.open_source(facts, data_dir=None, seed=1).train
+    split = sources.open_source(facts, data_dir=None, seed=1).train
 
     def prepare(image, label):
         return (tf.cast(image, tf.float32) / 255 - facts.mean) / facts.deviation, label
 
-    dataset = tf.data.Dataset.from_tensor_slices((held.images, held.labels)).shuffle(8192).repeat().batch(32)
+    dataset = tf.data.Dataset.from_tensor_slices((split.images, split.labels)).shuffle(8192).repeat().batch(32)
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     ends = []
     after = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
@@ -90,13 +90,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SUITES)
-    asked = parser.parse_args()
-    for suite in [asked.only] if asked.only else SUITES:
+    args = parser.parse_args()
+    for suite in [args.only] if args.only else SUITES:
         contenders = SUITES[suite]
         rates = {name: [] for name, _ in contenders}
-        for number in range(asked.rounds):
+        for number in range(args.rounds):
             for name, contender in contenders:
-                print(f"\r{suite}: round {number + 1}/{asked.rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
+                print(f"\r{suite}: round {number + 1}/{args.rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
                 rates[name].append(rate_of(contender))
         print(f"\r{'':<80}\r", end="", file=sys.stderr)
         first = rates[contenders[0][0]]

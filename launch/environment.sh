@@ -8,7 +8,7 @@
 : "${python_places:=/usr/local/bin /usr/bin /opt/*/bin ${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/*/bin ${HOME:-}/.local/bin ${HOME:-}/.local/share/uv/python/*/bin /opt/homebrew/bin}"
 
 # Prints "sdk" for a Python whose TensorFlow is the Poplar SDK's, "yes" for one that can make the environment, else why not.
-judge_python() {
+check_python() {
     "$1" -c '
 import importlib.util as util, os, sys
 version = "%d.%d" % sys.version_info[:2]
@@ -24,25 +24,25 @@ else:
 ' 2>/dev/null || echo "does not start"
 }
 
-# Sets $base to a Python to begin with. Names on the PATH may be shims that fail, so each one is tried.
+# Sets $base to a Python that can run tf_ipu_dp.environment. Names on the PATH may be shims that fail, so each one is tried.
 find_python() {
     local wanted=${TF_IPU_DP_PYTHON:-} versions="3.11 3.10 3.9 3.8" candidates=() candidate verdict version place
     if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
-        verdict=$(judge_python "$wanted")
+        verdict=$(check_python "$wanted")
         [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
         echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; give a Python 3.8 to 3.11, by version, command or path." >&2
         return 1
     fi
     if [[ -n $wanted && " $versions " != *" $wanted "* ]]; then
-        echo "$program: TF_IPU_DP_PYTHON=$wanted does not fit; give a Python 3.8 to 3.11, by version, command or path." >&2
+        echo "$program: TF_IPU_DP_PYTHON=$wanted is not supported; give a Python 3.8 to 3.11, by version, command or path." >&2
         return 1
     fi
     if [[ -z $wanted ]]; then
         for candidate in ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3 python; do
-            type -P "$candidate" >/dev/null && [[ $(judge_python "$candidate") == sdk ]] && base=$candidate && return
+            type -P "$candidate" >/dev/null && [[ $(check_python "$candidate") == sdk ]] && base=$candidate && return
         done
     fi
-    # An environment that is there keeps its Python.
+    # An existing environment keeps its Python.
     [[ -z $wanted && -x $venv/bin/python ]] && candidates+=("$venv/bin/python")
     for version in ${wanted:-$versions}; do
         candidates+=("python$version")
@@ -52,7 +52,7 @@ find_python() {
     local seen=""
     for candidate in "${candidates[@]}"; do
         type -P "$candidate" >/dev/null || continue
-        verdict=$(judge_python "$candidate")
+        verdict=$(check_python "$candidate")
         [[ $verdict == yes || $verdict == sdk ]] && base=$candidate && return
         seen+="${seen:+, }$candidate $verdict"
     done
@@ -78,6 +78,6 @@ elif [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") !=
     find_python || exit 1
     python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "$target" \
         --venv="$venv" --program="$program" --key="$key") || exit $?
-    # The Poplar SDK's environment does not know where this clone is.
+    # This clone is not installed in the Poplar SDK's environment.
     [[ $python == "$venv/bin/python" ]] || export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 fi

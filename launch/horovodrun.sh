@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains as many instances through Horovod's own horovodrun. All flags are those of python -m tf_ipu_dp.train:
+# Trains in several instances through Horovod's own horovodrun. All flags are those of python -m tf_ipu_dp.train:
 #   launch/horovodrun.sh --model=resnet20 --dataset=cifar10
 #   INSTANCES=4 HOSTS=node1:2,node2:2 launch/horovodrun.sh --ipus=8 --model=resnet20 --dataset=cifar10
 set -euo pipefail

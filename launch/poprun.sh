@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on a POD, as many instances through the Poplar SDK's poprun. All flags are those of python -m tf_ipu_dp.launch:
+# Trains on a POD, in several instances through the Poplar SDK's poprun. All flags are those of python -m tf_ipu_dp.launch:
 #   launch/poprun.sh --instances=4 --flagfile=flags/resnet50_1_ipu.flags --ipus=16
 #   LAUNCHER_ARGS="--vipu-partition=p16" MAX_RESTARTS=3 launch/poprun.sh --instances=4 --hosts=node1,node2 --ipus=16
 set -euo pipefail

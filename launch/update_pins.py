@@ -1,7 +1,7 @@
 """Writes the newest releases that setup.cfg allows into a constraints file: update_pins.py setup.cfg default.txt.
 
 Run it with the oldest Python that the file is for: pip then resolves releases that every later one takes as well.
-Lines from the first comment below the pins on are held: they stay as they are, and the others must go with them. A pin
+Lines from the first comment below the pins on are fixed: they stay as they are, and the others must go with them. A pin
 that pip does not mention stays too: another Python or machine may need it.
 """
 
@@ -27,42 +27,42 @@ class UpdateError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Pins:
-    """A constraints file: comments on top, exact versions by name, and the lines that are held below them."""
+    """A constraints file: comments on top, exact versions by name, and the lines that are fixed below them."""
 
     header: Tuple[str, ...]
     versions: Dict[str, str]
-    held: Tuple[str, ...]
+    fixed: Tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Pins:
-        """Reads a file. Comments above the first pin are its header; from the next comment on, lines are held."""
+        """Reads a file. Comments above the first pin are its header; from the next comment on, lines are fixed."""
         header: List[str] = []
         versions: Dict[str, str] = {}
-        held: List[str] = []
+        fixed: List[str] = []
         for line in filter(None, map(str.strip, text.splitlines())):
             if line.startswith("#") and not versions:
                 header.append(line)
-            elif line.startswith("#") or held:
-                held.append(line)
+            elif line.startswith("#") or fixed:
+                fixed.append(line)
             else:
                 name, _, version = line.partition("==")
                 versions[normalise(name)] = version
-        return cls(tuple(header), versions, tuple(held))
+        return cls(tuple(header), versions, tuple(fixed))
 
     @property
-    def held_requirements(self) -> List[str]:
-        return [line for line in self.held if not line.startswith("#")]
+    def fixed_requirements(self) -> List[str]:
+        return [line for line in self.fixed if not line.startswith("#")]
 
     def updated(self, newest: Dict[str, str]) -> Pins:
-        """Returns the file with these versions; what is held is left out of them."""
-        held = {normalise(line.partition("==")[0]) for line in self.held_requirements}
+        """Returns the file with these versions; what is fixed is left out of them."""
+        fixed = {normalise(line.partition("==")[0]) for line in self.fixed_requirements}
         versions = {**self.versions, **newest}
-        return dataclasses.replace(self, versions={name: versions[name] for name in versions if name not in held})
+        return dataclasses.replace(self, versions={name: versions[name] for name in versions if name not in fixed})
 
     def render(self) -> str:
         """Returns the text of the file, sorted by name."""
         pins = [f"{name}=={version}" for name, version in sorted(self.versions.items())]
-        return "\n".join([*self.header, *pins, *self.held, ""])
+        return "\n".join([*self.header, *pins, *self.fixed, ""])
 
 
 def normalise(name: str) -> str:
@@ -110,7 +110,7 @@ def main(words: Sequence[str]) -> int:
     wanted = [line for line in environment.requirements(setup_cfg, EXTRAS) if not line.startswith("horovod")]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            updated = pins.updated(resolve(_make_pip(folder), wanted, pins.held_requirements))
+            updated = pins.updated(resolve(_make_pip(folder), wanted, pins.fixed_requirements))
     except UpdateError as error:
         print(f"update-pins: {error}", file=sys.stderr)
         return 1

@@ -213,7 +213,7 @@ def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone):
 def test_a_version_that_does_not_fit_gets_the_same_sentence(clone):
     code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="3.12")
     assert code == 1
-    assert err.startswith("launch/train: TF_IPU_DP_PYTHON=3.12 does not fit; give a Python 3.8 to 3.11")
+    assert err.startswith("launch/train: TF_IPU_DP_PYTHON=3.12 is not supported; give a Python 3.8 to 3.11")
 
 
 def make_sdk_environment(path, **options):

@@ -1,4 +1,4 @@
-"""A stand-in for the Poplar SDK's Python API on stock TensorFlow. Imports nothing else of tf_ipu_dp.
+"""An emulation of the Poplar SDK's Python API on stock TensorFlow. Imports nothing else of tf_ipu_dp.
 
 `install()` makes the SDK's modules importable: `tensorflow.python.ipu`, `keras.ipu`, `ipu_tensorflow_addons`,
 `popdist`, `popdist.tensorflow`, `gcipuinfo`, `libpvti`. Until one of them is imported nothing else happens; in
@@ -25,16 +25,16 @@ _SERVED = {
     "popdist": "tf_ipu_dp.emulator.sdk_api.popdist",
     "gcipuinfo": "tf_ipu_dp.emulator.sdk_api.gcipuinfo",
     "libpvti": "tf_ipu_dp.emulator.sdk_api.libpvti",
-    # Where releases of Keras after 2.10 have what programs for Keras 2.6 import from there.
+    # Modules that Keras moved after release 2.10. Programs for Keras 2.6 import them by their old names.
     "keras.optimizer_v2.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
     "keras.optimizer_v2.utils": "keras.src.optimizers.utils",
     "keras.optimizer_v2": "keras.src.optimizers.legacy",
-    # `from keras.optimizer_v2 import utils` asks for it by the package's own name.
+    # `from keras.optimizer_v2 import utils` looks the module up by the package's real name.
     "keras.src.optimizers.legacy.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
     "keras.src.optimizers.legacy.utils": "keras.src.optimizers.utils",
 }
-# Programs that import one of these use TensorFlow and Keras on the device, which have to know about it.
-_PATCHING = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
+# Importing one of these applies the patches: the program will run TensorFlow and Keras on the device.
+_PATCHED_ON_IMPORT = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
 _ABSENT = object()
 
 
@@ -93,20 +93,20 @@ class _AliasLoader:
 
     def __init__(self, name: str, alias: str) -> None:
         self._name, self._alias = name, alias
-        self._own_spec: Any = None
+        self._original_spec: Any = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._name)
-        self._own_spec = module.__spec__
+        self._original_spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It has been executed under its own name; the import system has meanwhile given it the alias's spec.
-        module.__spec__ = self._own_spec
+        # The module was executed under its own name. The import system has replaced its spec by the alias's.
+        module.__spec__ = self._original_spec
         parent, _, child = self._alias.rpartition(".")
         before = vars(sys.modules[parent]).get(child, _ABSENT) if parent else _ABSENT
         patches.on_undo("served modules", functools.partial(_remove_alias, self._alias, module, before))
-        if self._alias in _PATCHING:
+        if self._alias in _PATCHED_ON_IMPORT:
             importlib.import_module(f"{__name__}.sdk_api.on_import").apply_patches()
 
 

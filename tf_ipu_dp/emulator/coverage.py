@@ -1,7 +1,7 @@
 """Which names of the SDK's public API the emulator has: `python -m tf_ipu_dp.emulator.coverage` prints Markdown.
 
-The list of names is the SDK's (releases 3.1 to 3.4). The code is asked about each: it is emulated, or it is refused
-with a reason. Limits of what is emulated are in the docstrings of the modules.
+The list of names is the SDK's (releases 3.1 to 3.4). Each is looked up in the code: it is either
+emulated, or refused with a reason. The docstrings of the modules describe the limits of what is emulated.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ SDK: Dict[str, Tuple[str, ...]] = {
 
 
 def find(module: str, name: str) -> Any:
-    """Returns a name of the SDK as a program would get it. For an installed emulator."""
+    """Returns the object that a program gets for a name of the SDK. The emulator must be installed."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -142,9 +142,9 @@ def reason_of(value: Any) -> Optional[str]:
 
 
 def as_markdown() -> str:
-    """Returns the table. For an installed emulator."""
+    """Returns the table. The emulator must be installed."""
     lines = [
-        "# What the emulator has of the SDK",
+        "# Coverage of the SDK's API by the emulator",
         "",
         "Made by `python -m tf_ipu_dp.emulator.coverage`; do not edit.",
         "",
@@ -153,12 +153,12 @@ def as_markdown() -> str:
     ]
     for module, names in SDK.items():
         reasons = {name: reason_of(find(module, name)) for name in names}
-        there = ", ".join(f"`{name}`" for name in names if reasons[name] is None)
+        emulated = ", ".join(f"`{name}`" for name in names if reasons[name] is None)
         refused: List[str] = []
         for reason in dict.fromkeys(reason for reason in reasons.values() if reason):
             same = ", ".join(f"`{name}`" for name in names if reasons[name] == reason)
             refused.append(f"{same}: {reason}")
-        lines.append(f"| `{module}` | {there} | {'; '.join(refused)} |")
+        lines.append(f"| `{module}` | {emulated} | {'; '.join(refused)} |")
     return "\n".join(lines) + "\n"
 
 

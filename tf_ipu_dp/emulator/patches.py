@@ -1,7 +1,7 @@
 """Every change that the emulator makes to Keras, TensorFlow and Python's import system, and how it is undone.
 
 `PATCHES` is the list. The replacements themselves are in the modules that the list names; they are put in place with
-`set_attribute` or `on_undo`, which refuse a name that is not listed and remember what was there before.
+`set_attribute` or `on_undo`, which refuse a patch that is not listed and remember the previous value.
 `emulator.uninstall()` restores all of it. Standard library only.
 """
 
@@ -44,15 +44,15 @@ PATCHES: Tuple[Patch, ...] = (
     Patch(
         "served modules",
         "sys.modules, and the attribute of the parent package that an import sets",
-        "the SDK's modules are known by the SDK's names",
+        "programs import the SDK's modules by the SDK's names",
         "when one of them is imported",
         "tf_ipu_dp.emulator",
-        "uninstall() removes the names; modules that a program has imported stay with it",
+        "uninstall() removes the names; modules that a program has already imported stay loaded",
     ),
     Patch(
         "keras names",
         "the attribute ipu of keras, tensorflow.keras and tf.keras",
-        "programs say keras.ipu",
+        "programs use the name keras.ipu",
         _ON_IMPORT,
         "tf_ipu_dp.emulator.keras.names",
     ),
@@ -66,7 +66,7 @@ PATCHES: Tuple[Patch, ...] = (
     Patch(
         "device lists",
         "Context.list_physical_devices and list_logical_devices",
-        "tf.config lists IPU devices to programs that ask for them",
+        "tf.config lists IPU devices when a program asks for them",
         _ON_IMPORT,
         "tf_ipu_dp.emulator.devices.device_lists",
     ),
@@ -80,7 +80,7 @@ PATCHES: Tuple[Patch, ...] = (
     Patch(
         "input wait",
         "tensorflow.python.ops.gen_dataset_ops.iterator_get_next",
-        "a program's input is handed out to its replicas, and the time spent waiting for it is measured",
+        "a program's input is distributed to its replicas, and the time spent waiting for it is measured",
         _ON_STRATEGY,
         "tf_ipu_dp.emulator.runtime.feeds",
     ),
@@ -145,7 +145,7 @@ PATCHES: Tuple[Patch, ...] = (
     Patch(
         "horovod settings",
         "HOROVOD_DYNAMIC_PROCESS_SETS and OMPI_MCA_mpi_yield_when_idle in os.environ",
-        "subsets of instances can communicate, and waiting for MPI leaves the cores to others",
+        "subsets of instances can communicate, and a process that waits for MPI yields its core",
         "when instances connect over MPI, or when a subset of them communicates",
         "tf_ipu_dp.emulator.runtime.instances",
         "uninstall() restores the variables; a running Horovod keeps its settings",
@@ -155,7 +155,7 @@ PATCHES: Tuple[Patch, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Something that was changed for a patch."""
+    """One change that was made for a patch, and how to undo it."""
 
     patch: str
     undo: Callable[[], None]
@@ -167,7 +167,7 @@ _names = {patch.name for patch in PATCHES}
 
 
 def is_applied(name: str) -> bool:
-    """Whether something is changed for a patch now."""
+    """Whether a patch is in place now."""
     with _lock:
         return any(change.patch == name for change in _changes)
 
@@ -175,7 +175,7 @@ def is_applied(name: str) -> bool:
 def set_attribute(name: str, owner: Any, attribute: str, value: Any) -> None:
     """Sets an attribute of a module or class for a patch.
 
-    Undoing it leaves an attribute alone that somebody else has replaced in the meantime.
+    Undoing it does not change an attribute that other code has replaced in the meantime.
     """
     before = vars(owner).get(attribute, _ABSENT)
 
@@ -208,7 +208,7 @@ def set_environment(name: str, values: Dict[str, str]) -> None:
 
 
 def on_undo(name: str, undo: Callable[[], None]) -> None:
-    """Records for a patch how something that was changed is undone."""
+    """Registers the function that undoes a change made for a patch."""
     if name not in _names:
         raise ValueError(f"{name!r} is not in PATCHES: every patch must be listed there.")
     with _lock:
@@ -218,9 +218,9 @@ def on_undo(name: str, undo: Callable[[], None]) -> None:
 def undo(name: str) -> None:
     """Undoes one patch."""
     with _lock:
-        own = [change for change in _changes if change.patch == name]
+        to_undo = [change for change in _changes if change.patch == name]
         _changes[:] = [change for change in _changes if change.patch != name]
-        _undo_in_reverse(own)
+        _undo_in_reverse(to_undo)
 
 
 def undo_all() -> None:

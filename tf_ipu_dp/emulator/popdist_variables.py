@@ -1,4 +1,4 @@
-"""The environment variables by which poprun tells an instance its place in the job. `popdist` reads them."""
+"""The environment variables that describe an instance's place in the job. poprun sets them, `popdist` reads them."""
 
 from __future__ import annotations
 

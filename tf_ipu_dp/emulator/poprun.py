@@ -1,7 +1,7 @@
-"""`python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]` stands in for the SDK's poprun.
+"""`python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]` emulates the SDK's poprun.
 
 It starts the instances of a job on one host or several, each with poprun's variables and with the emulator in place of
-the SDK, and connects them through Horovod's Gloo controller. Output is tagged as poprun's; the first failure ends all.
+the SDK, and connects them through Horovod's Gloo controller. Output is tagged like poprun's. A failure ends the job.
 `IPU_EMULATOR_REPORT=FILE` makes it write the first failure as JSON: instance, host, status, last_lines, reason.
 """
 

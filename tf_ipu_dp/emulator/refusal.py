@@ -1,4 +1,4 @@
-"""Names of the SDK that the emulator refuses: programs can import them, and calling one says why it is refused."""
+"""Names of the SDK that the emulator refuses: programs can import them, but calling one raises the reason."""
 
 from __future__ import annotations
 

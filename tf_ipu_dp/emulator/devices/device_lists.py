@@ -14,7 +14,7 @@ _PATCH = "device lists"
 
 
 def add_to_tensorflow(count_devices: Callable[[], int]) -> None:
-    """Lets `tf.config` list as many IPU devices as the function says. Calling it twice is harmless."""
+    """Makes `tf.config` list as many IPU devices as the function returns. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
     for name, kind, prefix in (
@@ -28,7 +28,7 @@ def add_to_tensorflow(count_devices: Callable[[], int]) -> None:
 def _with_ipus(stock: Any, kind: Any, prefix: str, count_devices: Callable[[], int]) -> Any:
     @functools.wraps(stock)
     def list_devices(self: Any, device_type: Optional[str] = None) -> List[Any]:
-        # Only for those who ask for IPUs: TensorFlow itself lists all devices to place operations on them.
+        # Only if IPUs are requested: TensorFlow itself lists all devices to place operations on them.
         if device_type != _KIND:
             return list(stock(self, device_type))
         return [kind(f"{prefix}{_KIND}:{index}", _KIND) for index in range(count_devices())]

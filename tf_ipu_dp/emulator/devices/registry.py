@@ -1,4 +1,4 @@
-"""The emulated partition: which IPUs there are, and which process holds them. Standard library only.
+"""The emulated partition: which IPUs it has, and which process holds them. Standard library only.
 
 The partition is a directory in the user's runtime directory. Every attachment is a file that its owner keeps locked;
 the kernel drops the lock when the owner ends, however it ends, so a dead owner's IPUs are free at once. Changes are
@@ -30,7 +30,7 @@ DEFAULT_IPUS = 64
 HEARTBEAT_S = 1.0
 BLOCK = "IPU_EMULATOR_BLOCK"
 _LOCK = "partition.lock"
-_MOST_OWNER_BYTES = 1 << 23
+_MAX_OWNER_BYTES = 1 << 23
 _LOCK_LIMIT_S = 10.0
 _LOCK_POLL_S = 0.002
 
@@ -148,7 +148,7 @@ class Attachment:
             return Holding(self._owner, self._now(), self._earlier)
 
     def write_heartbeat(self) -> None:
-        """Records how far a long execution is, and that this process is alive."""
+        """Records the progress of a long execution, and that this process is alive."""
         with self._guard:
             self._earlier = self._last
             self._last = self._write()
@@ -180,7 +180,7 @@ class Attachment:
             return dataclasses.replace(self._finished, heartbeat=now)
         try:
             waited = self._waited()
-        except Exception:  # TensorFlow may not answer to this thread
+        except Exception:  # TensorFlow may refuse calls from this thread
             waited = 0.0
         return self._including(now, waited)
 
@@ -285,19 +285,19 @@ class Partition:
             held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
             reserved = set(self._read_blocks()) - set(self.block) if device_id is None else set()
             free = [device for device in wanted if (held | reserved).isdisjoint(device.ipus)]
-            free.sort(key=lambda device: device.ipus[0] not in self.block)  # devices of the own block first
+            free.sort(key=lambda device: device.ipus[0] not in self.block)  # devices in this job's block first
             if not free:
                 others = f", {len(reserved - held)} reserved for other jobs" if reserved - held else ""
                 raise DeviceBusyError(
                     f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes{others}"
                 )
-            return self._hold(free[0], replicas=len(free[0].ipus))
+            return self._create_attachment(free[0], replicas=len(free[0].ipus))
 
     def reserve(self, count: int, job: str) -> Optional[range]:
-        """Reserves the first free block of `count` IPUs for a job while this process lives; None if there is none.
+        """Reserves the first free block of `count` IPUs for a job until this process ends; None if none is free.
 
-        A job that is started within a job uses that job's block. A second call for the same job, as when hosts are
-        two names of one machine, returns the same block.
+        A job that is started within a job uses that job's block. A second call for the same job, as when two hosts
+        are names of one machine, returns the same block.
         """
         if len(self.block) >= count:
             return self.block[:count]
@@ -357,7 +357,7 @@ class Partition:
                 f"{self.folder} is not a private directory of this user (mode 0700); remove it or set IPU_EMULATOR_DIR"
             )
 
-    def _hold(self, device: Device, replicas: int) -> Attachment:
+    def _create_attachment(self, device: Device, replicas: int) -> Attachment:
         program = Path(sys.argv[0] if sys.argv and sys.argv[0] else sys.executable).name
         owner = Owner(os.getpid(), _user_name(), program, time.time(), device.ipus, replicas)
         path = self.folder / f"owner-{owner.pid}-{next(_NUMBERS)}.json"
@@ -403,10 +403,10 @@ class Partition:
             try:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                return os.read(handle, _MOST_OWNER_BYTES)
-            content = os.read(handle, _MOST_OWNER_BYTES)
-            if content:  # else its owner ended before it wrote
-                check(content)  # raises rather than delete a file of somebody else
+                return os.read(handle, _MAX_OWNER_BYTES)
+            content = os.read(handle, _MAX_OWNER_BYTES)
+            if content:  # empty if its owner ended before it wrote
+                check(content)  # raises instead of deleting a file that is not the emulator's
             path.unlink()
             return None
         finally:

@@ -1,5 +1,5 @@
 """Keras models on an emulated IPU: `fit`, `evaluate`, `predict`, pipeline stages, optimizers, names in Keras.
 
-Owns what is set on and kept for a model, and the patches of Keras. Executions, replicas and the reduction of gradients
+Owns the options and state of a model, and the patches of Keras. Executions, replicas and the reduction of gradients
 are in `runtime`, which must not be repeated here.
 """

@@ -1,4 +1,4 @@
-"""Gradients that pass certain tensors in the backward pass, recorded for automatic loss scaling."""
+"""Records the gradients of chosen tensors in the backward pass, for automatic loss scaling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recording(record: Callable[[Any], None]) -> Iterator[None]:
 
 @tf.custom_gradient
 def captured(value: Any) -> Any:
-    """Returns the tensor; its gradient is recorded if somebody is recording."""
+    """Returns the tensor; inside `recording`, its gradient is recorded."""
 
     def upstream(gradient: Any) -> Any:
         record = getattr(_recording, "record", None)

@@ -47,7 +47,7 @@ class ALSOptimizer(OptimizerWrapper):
 
     The factor is halved (by `increase_factor`) when too large a share of the float16 gradients is above
     `histogram_bin_edge`, and doubled otherwise, once in `update_frequency` + 1 updates (each time if that is 1). Other
-    gradients than float16 are not counted. `minimize` scales the loss; with a tape of your own, take the gradients of
+    gradients than float16 are not counted. `minimize` scales the loss; with your own tape, compute the gradients of
     `get_scaled_loss(loss)`.
     """
 
@@ -99,7 +99,7 @@ class ALSOptimizer(OptimizerWrapper):
     decrease_factor = _read_only("decrease_factor", lambda self: 1.0 / self.increase_factor)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Returns the loss times the present factor; a function that returns a loss becomes one that returns that."""
+        """Returns the loss times the current factor. For a function that returns a loss, returns such a function."""
         if callable(loss):
             return lambda: self.get_scaled_loss(loss())
         return loss * tf.cast(self._factor, loss.dtype)
@@ -112,7 +112,7 @@ class ALSOptimizer(OptimizerWrapper):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], name: Optional[str] = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
-        """Updates with the gradients of a scaled loss, and adjusts the factor when an update of it is due."""
+        """Updates with the gradients of a scaled loss, and adjusts the factor when that is due."""
         pairs = self._sum_over_replicas(grads_and_vars, experimental_aggregate_gradients)
         self._count_gradients([gradient for gradient, _ in pairs], experimental_aggregate_gradients)
         return self._update(pairs, name)
@@ -128,7 +128,7 @@ class ALSOptimizer(OptimizerWrapper):
         """Returns the arguments that make the same optimizer."""
         return {**super().get_config(), **self._settings}
 
-    def _own_weights(self) -> List[Any]:
+    def _wrapper_weights(self) -> List[Any]:
         return [self._factor, self._previous, self._histogram, self._smoothed, self._captured, self._counter]
 
     def _variable(self, name: str, value: Any) -> Any:
@@ -164,7 +164,7 @@ class ALSOptimizer(OptimizerWrapper):
         if self._captures:
             captured = self._captured.read_value()
             if aggregate:
-                # Unlike the gradients, what was captured differs between replicas, whose factors must not.
+                # Unlike the gradients, captured values differ between replicas, but the factors must be equal.
                 captured = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, captured)
             counts += captured
             with tf.control_dependencies([counts]):
@@ -177,7 +177,7 @@ class ALSOptimizer(OptimizerWrapper):
             self._histogram.assign(counts)
 
     def _update(self, pairs: Pairs, name: Optional[str]) -> Any:
-        """Lets the wrapped optimizer update, and adjusts the factor when an update of it is due."""
+        """Updates through the wrapped optimizer, and adjusts the factor when that is due."""
         updated = self._opt.apply_gradients(self._unscaled(pairs), name=name, experimental_aggregate_gradients=False)
         variables = [variable for _, variable in pairs]
         with tf.control_dependencies([] if updated is None else [updated]):
@@ -212,7 +212,7 @@ class ALSOptimizer(OptimizerWrapper):
 
 
 class _FusedALSOptimizer(ALSOptimizer):
-    """Leaves the gradients scaled: the rule of the update carries the factor in its hyperparameters and slots."""
+    """Does not unscale the gradients: the update rule has the factor in its hyperparameters and slots."""
 
     _arguments: Tuple[str, ...] = ()
 
@@ -247,7 +247,7 @@ class _FusedALSOptimizer(ALSOptimizer):
 
 
 class _ScaledSGD(v2.SGD):  # type: ignore[misc]
-    """A velocity is made of rate times gradient: the rate alone carries the factor."""
+    """The velocity is rate times gradient, so dividing the rate by the factor is enough."""
 
     def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
         super()._prepare_local(var_device, var_dtype, apply_state)
@@ -255,7 +255,7 @@ class _ScaledSGD(v2.SGD):  # type: ignore[misc]
 
 
 class _ScaledAdam(v2.Adam):  # type: ignore[misc]
-    """The moments carry the factor and its square; epsilon stands beside the root."""
+    """The moments contain the factor and its square. Epsilon is added outside the root, so it is scaled too."""
 
     def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
         super()._prepare_local(var_device, var_dtype, apply_state)
@@ -263,7 +263,7 @@ class _ScaledAdam(v2.Adam):  # type: ignore[misc]
 
 
 class _ScaledRMSprop(v2.RMSprop):  # type: ignore[misc]
-    """The mean square carries the factor's square. Keras adds epsilon under the root if there is momentum."""
+    """The mean square contains the factor's square. Keras adds epsilon under the root if there is momentum."""
 
     def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
         super()._prepare_local(var_device, var_dtype, apply_state)
@@ -272,7 +272,7 @@ class _ScaledRMSprop(v2.RMSprop):  # type: ignore[misc]
 
 @serializable
 class ALSOptimizerSGD(_FusedALSOptimizer):
-    """Gradient descent, with momentum if wanted, and automatic loss scaling."""
+    """Gradient descent with optional momentum, and automatic loss scaling."""
 
     _arguments = ("learning_rate", "momentum")
 

@@ -1,4 +1,4 @@
-"""What the emulator keeps for a Keras model: whether it is on an IPU, its options, and the state of its pipeline."""
+"""What the emulator stores for a Keras model: whether it is on an IPU, its options, and the state of its pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_on_ipu(model: Any) -> bool:
 
 
 class ReplicatedMetricReductionMethod(enum.Enum):
-    """What `fit` and `evaluate` report of the replicas' metrics. NONE: those of the last replica."""
+    """How `fit` and `evaluate` report the replicas' metrics. NONE: those of the last replica."""
 
     NONE = "NONE"
     LIST = "LIST"

@@ -1,8 +1,8 @@
 """What Keras models can do on an IPU: replicated, accumulated and multi-step `fit`, `evaluate` and `predict`.
 
-Keras' own loops do the work. A dataset's elements are micro batches for one replica; an execution takes S x L of them
-for L local replicas, and step counts are divided by L, so that Keras counts steps per replica as the SDK does. Models
-outside an IPU strategy's scope are not affected.
+Keras' own loops run the executions. A dataset's elements are micro batches for one replica. An execution takes S x L
+of them for L local replicas, and step counts are divided by L, so that Keras counts steps per replica as the SDK does.
+Models outside an IPU strategy's scope are not affected.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _OnlyOnIpu:
 
 
 def extend_keras() -> None:
-    """Gives models that belong to an IPU strategy their behaviour. Calling it twice is harmless."""
+    """Patches Keras so that models in an IPU strategy's scope run on the device. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
     model = tf.keras.Model
@@ -118,7 +118,7 @@ def set_gradient_accumulation_options(
 
 
 def set_replication_options(self: Any, replicated_metric_reduction_method: Any = "NONE") -> None:
-    """Sets what is reported of the metrics of several replicas."""
+    """Sets how the metrics of several replicas are reported."""
     options_of(self).metrics = ReplicatedMetricReductionMethod.parse(replicated_metric_reduction_method)
 
 
@@ -243,7 +243,7 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
 
 
 def _on_batch(name: str) -> Callable[..., Any]:
-    """Returns `train_on_batch` and the like: one micro batch, for one replica that takes one step at a time."""
+    """Returns `train_on_batch` or a similar method: one micro batch for one replica and one step per execution."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_on_ipu(self):
@@ -267,7 +267,7 @@ def _reset_metrics(self: Any) -> None:
 
 
 def _keep_logs(self: Any, logs: Any) -> Any:
-    """Keeps the logs of all replicas; later releases of Keras would replace them by the metrics of one replica."""
+    """Returns the logs of all replicas; later releases of Keras would replace them by the metrics of one replica."""
     return logs if is_on_ipu(self) else _stock["_validate_and_get_metrics_result"](self, logs)
 
 
@@ -313,21 +313,21 @@ def _execution_shape(model: Any, **training: Any) -> Shape:
     )
 
 
-def _cached(model: Any, name: str, shape: Shape, force: bool, present: Any, make: Callable[..., Any]) -> Any:
-    """Returns the present function unless `compile` has dropped it or the shape of the execution has changed."""
+def _cached(model: Any, name: str, shape: Shape, force: bool, existing: Any, make: Callable[..., Any]) -> Any:
+    """Returns the existing function, or a new one if `compile` has dropped it or the execution's shape has changed."""
     shapes = vars(model).setdefault(_SHAPES, {})
-    if present is None or force or shapes.get(name) != shape:
+    if existing is None or force or shapes.get(name) != shape:
         shapes[name] = shape
         return make(model, shape)
-    return present
+    return existing
 
 
 def _check_model(model: Any, training: bool) -> None:
     if model.run_eagerly:
         raise RuntimeError("run_eagerly=True cannot be used with an IPU strategy.")
     for name in _OVERRIDES:
-        own = getattr(type(model), name)
-        if own is not getattr(tf.keras.Model, name):
+        method = getattr(type(model), name)
+        if method is not getattr(tf.keras.Model, name):
             raise RuntimeError(f"{type(model).__name__} overrides {name}, which an IPU strategy does not support.")
     if training and (pipelines.is_pipelined(model) or options_of(model).accumulation > 1):
         minimize = getattr(type(model.optimizer), "minimize", None)
@@ -352,7 +352,7 @@ def _check_accumulation(steps_per_execution: int, accumulation: int) -> None:
 
 
 class _limit_execution:  # noqa: N801
-    """Attaches the device for a loop, and limits steps_per_execution to the steps there are."""
+    """Attaches the device for a loop, and limits steps_per_execution to the number of steps."""
 
     def __init__(self, model: Any, steps: int) -> None:
         self._model, self._steps, self._before = model, steps, steps_per_execution(model)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import patches
 
-# Keras' interface is several modules; importing one after patching would replace `tf.keras` by an unpatched one.
+# Keras' API has several modules. Importing one after patching would replace `tf.keras` by an unpatched one.
 _KERAS = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
 _V1_OPTIMIZERS = tf.compat.v1.keras.optimizers  # imported before patching too, since it copies names
 _NAMES, _CLASSES = "keras names", "keras optimizers"
@@ -21,7 +21,7 @@ _LEGACY_ARGUMENTS = ("decay", "gradient_aggregator", "gradient_transformers", "l
 
 
 def add_to_keras(keras_ipu: Any) -> None:
-    """Sets `ipu` in every module that programs know as Keras. Calling it twice is harmless."""
+    """Sets `ipu` in every module that programs use as Keras. Calling it twice is harmless."""
     if patches.is_applied(_NAMES):
         return
     modules = list({id(module): module for module in (*_KERAS, tf.keras)}.values())
@@ -34,14 +34,16 @@ def add_to_keras(keras_ipu: Any) -> None:
 
 def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:
     modules = list({id(module): module for module in modules}.values())
-    kinds = {name: _either(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS}
+    kinds = {
+        name: _legacy_or_stock(name, getattr(legacy, name), getattr(tf.keras.optimizers, name)) for name in _OPTIMIZERS
+    }
     for module in modules:
         for name, kind in kinds.items():
             patches.set_attribute(_CLASSES, module, name, kind)
     package = sys.modules[tf.keras.optimizers.get.__module__]
     stock = package.deserialize
 
-    # So that `compile(optimizer="adam")` and the like give the legacy optimizer too, for the device.
+    # So that on the device, optimizers by name, as in `compile(optimizer="adam")`, are the legacy ones too.
     @functools.wraps(stock)
     def deserialize(*args: Any, **kwargs: Any) -> Any:
         if getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
@@ -52,13 +54,13 @@ def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:
         patches.set_attribute(_CLASSES, module, "deserialize", deserialize)
 
 
-def _either(name: str, legacy: Any, stock: Any) -> Any:
+def _legacy_or_stock(name: str, legacy: Any, stock: Any) -> Any:
     """Returns a class that is the legacy optimizer for the device and to subclasses, and stock Keras' otherwise.
 
-    Programs for the SDK subclass the optimizers of Keras 2.6 and give them arguments that later ones do not know.
+    Programs for the SDK subclass the optimizers of Keras 2.6 and pass arguments that later ones refuse.
     """
 
-    class Either(type(legacy)):  # type: ignore[misc]
+    class LegacyOrStock(type(legacy)):  # type: ignore[misc]
         def __new__(cls, own: str, bases: Any, namespace: Any, **arguments: Any) -> Any:
             if made and "update_step" in namespace:  # written for the optimizers of this release
                 bases = tuple(stock if base is made[0] else base for base in bases)
@@ -78,7 +80,7 @@ def _either(name: str, legacy: Any, stock: Any) -> Any:
             return issubclass(other, (legacy, stock)) if cls is kind else super().__subclasscheck__(other)
 
     made: List[Any] = []
-    kind: Any = Either(name, (legacy,), {"__doc__": legacy.__doc__, "__module__": legacy.__module__})
+    kind: Any = LegacyOrStock(name, (legacy,), {"__doc__": legacy.__doc__, "__module__": legacy.__module__})
     kind.__signature__ = inspect.signature(stock)
     made.append(kind)
     return kind

@@ -1,4 +1,4 @@
-"""An optimizer around a Keras optimizer, which the optimizers of `keras.ipu.optimizers` are made from.
+"""The base class of `keras.ipu.optimizers`: an optimizer that wraps a Keras optimizer.
 
 The wrappers are OptimizerV2, as in Keras 2.6; from 2.11 on, where Keras calls those legacy, they wrap either kind. A
 wrapper's hyperparameters, slots and `iterations` are the wrapped optimizer's: an iteration is an update. Gradients are
@@ -40,7 +40,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
         self._track_trackable(opt, "opt")
 
     def __getattr__(self, name: str) -> Any:
-        # Never for private names: TensorFlow's bookkeeping of one object must not end up in the other.
+        # Never for private names: the wrapper must not expose TensorFlow's bookkeeping of the wrapped optimizer.
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._opt, name)
@@ -54,7 +54,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
 
     @property
     def iterations(self) -> Any:
-        """How many updates there have been."""
+        """The number of updates so far."""
         return self._opt.iterations
 
     @iterations.setter
@@ -64,7 +64,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
     @property
     def weights(self) -> List[Any]:
         """The variables of the wrapped optimizer and of the wrapper, to be saved with a model."""
-        return [*(self._opt.weights if self._wraps_v2 else self._opt.variables), *self._own_weights()]
+        return [*(self._opt.weights if self._wraps_v2 else self._opt.variables), *self._wrapper_weights()]
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Returns a slot of the wrapped optimizer."""
@@ -86,7 +86,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
             given["opt"] = deserialize(given["opt"], custom_objects)
         return cls(**given)
 
-    def _own_weights(self) -> List[Any]:
+    def _wrapper_weights(self) -> List[Any]:
         return []
 
     @property
@@ -111,7 +111,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
         return owner._aggregate_gradients(grads_and_vars)
 
     def _sum_over_replicas(self, grads_and_vars: Iterable[Any], aggregate: bool) -> Pairs:
-        """Returns the pairs that have a gradient, dense and summed over the replicas if that is wanted."""
+        """Returns the pairs that have a gradient, dense and, if `aggregate` is set, summed over the replicas."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable.")

@@ -8,7 +8,7 @@ from tf_ipu_dp.emulator.keras.stage_assignments import SEQUENTIAL, NestedAssignm
 
 
 def render_summary(model: Any, line_length: Optional[int] = None) -> List[str]:
-    """Returns the lines of the summary. They are as long as they must be, if no length is given."""
+    """Returns the lines of the summary. Without `line_length` they are as long as the longest row needs."""
     if isinstance(model, SEQUENTIAL):
         header = ["Layer (type)", "Pipeline Stage"]
     else:
@@ -16,7 +16,7 @@ def render_summary(model: Any, line_length: Optional[int] = None) -> List[str]:
     rows = list(_rows(current_assignments(model), len(header), indent=""))
     widths = [max(len(line[column]) for row in [[header], *rows] for line in row) + 2 for column in range(len(header))]
     length = line_length or max(65, sum(widths))
-    # The stage comes last and is short; the first column gets what is left over, or gives what is missing.
+    # Only the first column is widened or cut to the length: the stage, in the last one, is short.
     widths[0] += length - sum(widths)
     lines = [f'Model: "{model.name}"', "_" * length, _line(header, widths), "=" * length]
     for number, row in enumerate(rows):

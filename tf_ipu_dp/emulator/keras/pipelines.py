@@ -1,7 +1,7 @@
 """Pipelined Keras models: the SDK's methods for stages and options, and the rules that it checks.
 
-Stages change no number, because a pipeline computes what the layers one after the other compute; so they are kept,
-checked, shown and saved, and the model runs as any other.
+Stages do not affect results, because a pipeline computes the same as its layers run in sequence. So they are stored,
+checked, shown and saved, and the model runs like any other.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def set_pipelining_options(
     gradient_accumulation_reduction_method: Any = "sum",
     **pipelining_kwargs: Any,
 ) -> None:
-    """Sets how a pipelined model is executed. What is None stays as it was."""
+    """Sets how a pipelined model is executed. Options that are None are not changed."""
     steps = gradient_accumulation_steps_per_replica
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
@@ -176,9 +176,9 @@ def ipus_per_replica(model: Any) -> int:
 
 
 def check_before_run(model: Any, training: bool, steps_per_execution: Optional[int] = None, inputs: Any = None) -> None:
-    """Raises what the SDK raises for a pipelined model that cannot be run; other models pass.
+    """Raises what the SDK raises for a pipelined model that cannot be run; other models are accepted.
 
-    `inputs` are for `prepare`; a subclass that has not been built passes without them. The number of iterations is
+    `inputs` are for `prepare`; without them a subclass that has not been built is accepted. The number of iterations is
     checked if `steps_per_execution` is given: the SDK checks it last, when it compiles.
     """
     if inputs is not None:
@@ -230,7 +230,7 @@ def _check_options(model: Any, training: bool) -> None:
 
 
 def _known_stages(model: Any) -> List[Any]:
-    """Returns the stages in order. Of a subclass that has not been built, those that layers were made in are known."""
+    """Returns the stages in order. For a subclass that has not been built, those in which its layers were made."""
     if not is_on_ipu(model):
         return []
     state = pipeline_state_of(model)
@@ -248,7 +248,7 @@ def _devices(model: Any) -> List[int]:
 
 
 def _may_be_pipelined(model: Any) -> bool:
-    """Whether it is worth tracing a subclass to see its stages."""
+    """Whether a subclass may have stages, so that it must be traced to find them."""
     if pipeline_state_of(model).options_set or _has_staged_layers(model):
         return True
     classes = type(model).__mro__[: type(model).__mro__.index(tf.keras.Model)]

@@ -34,7 +34,7 @@ def shard_over_replicas(
     shuffle: Any = False,
     class_weight: Any = None,
 ) -> ReplicaData:
-    """Makes the data of `fit` and the like a dataset of micro batches that the local replicas take turns to read.
+    """Converts the data of `fit`, `evaluate` or `predict` to micro batches that the local replicas read in turn.
 
     `steps` counts the micro batches of all local replicas.
     """
@@ -59,7 +59,7 @@ def shard_over_replicas(
         raise ValueError(f"{total} steps are not enough for one step on each of {replicas} replicas.")
     if rest and steps is None:
         logging.getLogger("tensorflow").warning(
-            "The last %d of %d micro batches are left out: they do not fill a step of %d replicas.",
+            "The last %d of %d micro batches are dropped: they do not fill a step of %d replicas.",
             rest,
             total,
             replicas,
@@ -86,7 +86,7 @@ def local_replicas(model: Any) -> int:
 
 
 def steps_per_execution(model: Any) -> int:
-    """Returns the steps per replica that `compile` asked for in one execution."""
+    """Returns the steps per replica in one execution, as set by `compile`."""
     variable = model._steps_per_execution
     return 1 if variable is None else int(variable.numpy())
 
@@ -98,7 +98,7 @@ def input_specs(dataset: Any) -> Any:
 
 
 def data_adapter() -> Any:
-    """Returns Keras' module of data adapters, wherever this release has it."""
+    """Returns Keras' module of data adapters. Its place depends on the release."""
     return sys.modules[tf.keras.Model.__module__].data_adapter
 
 

@@ -1,4 +1,4 @@
-"""Keeps a model's pipeline stages and IPU options where Keras saves the model's configuration, and restores them."""
+"""Saves a model's pipeline stages and IPU options in Keras' configuration of the model, and restores them."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def extend_keras() -> None:
     """Makes Keras save and load the options of models on an IPU. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
-    _keep_build_shapes(tf.keras.Model)
+    _store_build_shapes(tf.keras.Model)
     for kind in (SEQUENTIAL, FUNCTIONAL, tf.keras.Model):
         if kind is not tf.keras.Model:
-            _keep_in_config(kind)
+            _save_in_config(kind)
         if "from_config" in vars(kind):
             _restore_from_config(kind)
     _restore_from_saved_model()
 
 
 def config_of(model: Any) -> Optional[Dict[str, Any]]:
-    """Returns what is saved with a model: its stages and the options that the SDK saves. None if there is nothing."""
+    """Returns what is saved with a model: its stages and the options that the SDK saves. None if nothing is saved."""
     if not is_on_ipu(model):
         return None
     general = options_of(model)
-    kept: Dict[str, Any] = {} if general == Options() else {"general": general.as_config()}
+    saved: Dict[str, Any] = {} if general == Options() else {"general": general.as_config()}
     if pipeline_state_of(model).options_set or pipelines.is_pipelined(model):
-        kept["pipelining"] = _pipelining_config(model)
-    return kept or None
+        saved["pipelining"] = _pipelining_config(model)
+    return saved or None
 
 
 def restore_config(model: Any, config: Optional[Dict[str, Any]]) -> None:
-    """Gives a loaded model the stages and options that were saved with it, if it is on an IPU."""
+    """Sets the saved stages and options of a loaded model, if it is on an IPU."""
     if not config or not is_on_ipu(model):
         return
     if "general" in config:
@@ -107,8 +107,8 @@ def _assign_stages(entries: Sequence[Any], stages: Sequence[Any]) -> None:
             entry.pipeline_stage = stage
 
 
-def _keep_build_shapes(model_class: Any) -> None:
-    """Keeps the shape that a subclass is built with: not every release of Keras does."""
+def _store_build_shapes(model_class: Any) -> None:
+    """Stores the shape that a subclass is built with: not every release of Keras does."""
     stock = model_class.build
 
     @functools.wraps(stock)
@@ -121,16 +121,16 @@ def _keep_build_shapes(model_class: Any) -> None:
     patches.set_attribute(_PATCH, model_class, "build", build)
 
 
-def _keep_in_config(kind: Any) -> None:
+def _save_in_config(kind: Any) -> None:
     stock = vars(kind)["get_config"]
 
     @functools.wraps(stock)
     def get_config(self: Any) -> Any:
         config = stock(self)
-        # Keras ignores what it does not know beside the list of layers; other configurations are arguments of a class.
-        kept = config_of(self) if "layers" in config and not is_subclass(self) else None
-        if kept is not None:
-            config[_CONFIG] = kept
+        # Keras ignores unknown keys beside the layers; other configurations are arguments of a class.
+        saved = config_of(self) if "layers" in config and not is_subclass(self) else None
+        if saved is not None:
+            config[_CONFIG] = saved
         return config
 
     patches.set_attribute(_PATCH, kind, "get_config", get_config)
@@ -141,12 +141,12 @@ def _restore_from_config(kind: Any) -> None:
 
     @functools.wraps(stock)
     def from_config(cls: Any, config: Any, custom_objects: Any = None) -> Any:
-        kept = None
+        saved = None
         if isinstance(config, dict) and _CONFIG in config:
             config = dict(config)
-            kept = config.pop(_CONFIG)
+            saved = config.pop(_CONFIG)
         model = stock(cls, config, custom_objects=custom_objects)
-        restore_config(model, kept)
+        restore_config(model, saved)
         return model
 
     patches.set_attribute(_PATCH, kind, "from_config", classmethod(from_config))
@@ -168,7 +168,7 @@ def _restore_from_saved_model() -> None:
 
 
 def _saved_model_loader() -> Any:
-    """Returns the class of the loader, wherever this release has it."""
+    """Returns the class of the loader. Its place depends on the release."""
     root = tf.keras.Model.__module__.split(".engine", 1)[0]
     for place in ("saving.saved_model.load", "saving.legacy.saved_model.load"):
         with contextlib.suppress(ImportError):

@@ -55,11 +55,11 @@ class SequentialLayerPipelineStageAssignment(LayerAssignment):
 
 
 class _OneCall:
-    """The part of an assignment that says which call of a layer it is about. A layer can be called several times."""
+    """The part of an assignment that identifies one call of a layer. A layer can be called several times."""
 
     layer: Any
     _node_index: int
-    _inbound: Optional[List[Any]] = None  # of a subclass; a functional model's nodes know it
+    _inbound: Optional[List[Any]] = None  # of a subclass; a functional model has it in its nodes
 
     @property
     def node_index(self) -> int:
@@ -134,7 +134,7 @@ class SequentialNestedModelPipelineStageAssignment(NestedAssignment):
 
 
 class FunctionalNestedModelPipelineStageAssignment(NestedAssignment, _OneCall):
-    """The stages of one call of a model inside a functional model. Each call has stages of its own."""
+    """The stages of one call of a model inside a functional model. Each call has separate stages."""
 
     def __init__(
         self, nested_model: Any, node_index: int, pipeline_stage_assignments: Optional[List[Any]] = None
@@ -144,7 +144,7 @@ class FunctionalNestedModelPipelineStageAssignment(NestedAssignment, _OneCall):
 
 
 class NestedModelPipelineStageAssignment(NestedAssignment, _OneCall):
-    """The stages of one call of a model inside a `Model` subclass. Each call has stages of its own."""
+    """The stages of one call of a model inside a `Model` subclass. Each call has separate stages."""
 
     def __init__(
         self, nested_model: Any, node_index: int, pipeline_stage_assignments: Optional[List[Any]] = None
@@ -154,7 +154,7 @@ class NestedModelPipelineStageAssignment(NestedAssignment, _OneCall):
 
 
 def title_of(entry: Any) -> str:
-    """Returns how an assignment's layer is called in tables and messages."""
+    """Returns the title of an assignment's layer for tables and messages."""
     title = f"{entry.layer.name} ({type(entry.layer).__name__})"
     return f"{title} ({entry.node_index})" if hasattr(entry, "node_index") else title
 
@@ -258,7 +258,7 @@ def _sequential_entry(layer: Any) -> Any:
     if isinstance(layer, FUNCTIONAL):
         inner = _for_one_call(current_assignments(layer), layer, called)
         return SequentialNestedModelPipelineStageAssignment(layer, inner)
-    # Keras calls the layers when the model is assembled, so the stage in which a layer was made says more.
+    # Keras calls the layers when the model is assembled, so the stage in which a layer was made takes precedence.
     made = stages.stage_of(layer)
     return SequentialLayerPipelineStageAssignment(layer, called if made is None else made)
 
@@ -309,7 +309,7 @@ def _fill_unassigned(entries: Sequence[Any], stage: Optional[int]) -> None:
 
 
 def _same_calls(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether two lists are about the same calls of the same layers."""
+    """Whether two lists describe the same calls of the same layers."""
     return len(left) == len(right) and all(
         type(one) is type(other)
         and one.layer is other.layer
@@ -323,7 +323,7 @@ def _same_calls(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _input_spec(model: Any) -> Any:
-    """Returns the specs that a subclass was called with, or those of build(), which takes floats as Keras does."""
+    """Returns the specs that a subclass was called with, or those of build(), with float32 inputs as in Keras."""
     called = model._saved_model_inputs_spec
     if called is not None:
         return called

@@ -1,8 +1,8 @@
 """Which layers a Keras model calls, and in which pipeline stage it calls them.
 
-A functional model's calls are Keras' nodes. A `Model` subclass has none: it is traced once, in a graph that is thrown
-away, and its calls of layers are recorded. `PipelineStage` marks the layers and nodes that are made while it is open.
-Both observe Keras' `Layer` only as long as they need to.
+A functional model's calls are Keras' nodes. A `Model` subclass has none: it is traced once, in a temporary graph, and
+its calls of layers are recorded. `PipelineStage` marks the layers and nodes that are made while it is open. Both patch
+Keras' `Layer` only while they are active.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PipelineStage:
             raise RuntimeError(f"PipelineStage({self._stage}) cannot be nested in PipelineStage({_open_stage()}).")
         if not getattr(tf.distribute.get_strategy(), "has_pipeline_stages", False):
             raise RuntimeError("PipelineStage can only be used in the scope of an IPUStrategy.")
-        _hooks.hold()
+        _hooks.acquire()
         _open.stage = self._stage
         return self
 
@@ -54,7 +54,7 @@ def stage_of(layer_or_node: Any) -> Optional[int]:
 
 
 def nodes_of(model: Any) -> List[Any]:
-    """Returns a functional model's calls in post-order: each after those that it depends on. Inputs are left out."""
+    """Returns a functional model's calls in post-order: each after those that it depends on. Inputs are excluded."""
     by_depth = model._nodes_by_depth
     inside = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
     unseen = {id(node) for node in inside}
@@ -74,7 +74,7 @@ def nodes_of(model: Any) -> List[Any]:
                 stack.append((parent, iter(parent.parent_nodes)))
 
     ends = [_node_of(tensor) for tensor in tf.nest.flatten(model.outputs)]
-    for node in (*ends, *inside):  # the second for what no output needs, like losses
+    for node in (*ends, *inside):  # `inside` adds calls that no output depends on, like losses
         if id(node) in unseen:
             visit(node)
     return [node for node in order if not node.is_input]
@@ -142,7 +142,7 @@ class _Recorder:
 
 
 def _sources(tensors: Sequence[Any], parent: Call) -> List[Call]:
-    """Returns the calls that the tensors come from, through whatever operations stand between."""
+    """Returns the calls that the tensors come from, directly or through other operations."""
     ends = {id(tensor) for tensor in parent.inputs}
     found: List[Call] = []
     seen = set()
@@ -174,7 +174,7 @@ def _open_stage() -> Optional[int]:
 @contextlib.contextmanager
 def _recording(recorder: _Recorder) -> Iterator[None]:
     before, stage = getattr(_open, "recorder", None), _open_stage()
-    _hooks.hold()
+    _hooks.acquire()
     _open.recorder, _open.stage = recorder, None
     try:
         yield
@@ -184,26 +184,26 @@ def _recording(recorder: _Recorder) -> Iterator[None]:
 
 
 class _LayerHooks:
-    """Observes constructors and calls of Keras' layers while it is held, and restores Keras afterwards."""
+    """Patches constructors and calls of Keras' layers while at least one user needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holders = 0
+        self._users = 0
 
-    def hold(self) -> None:
-        """Starts to observe, if nobody does."""
+    def acquire(self) -> None:
+        """Adds a user, and applies the patch for the first one."""
         with self._lock:
-            self._holders += 1
-            if self._holders == 1:
+            self._users += 1
+            if self._users == 1:
                 layer = tf.keras.layers.Layer
                 patches.set_attribute(_PATCH, layer, "__init__", _observed_init(vars(layer)["__init__"]))
                 patches.set_attribute(_PATCH, layer, "__call__", _observed_call(vars(layer)["__call__"]))
 
     def release(self) -> None:
-        """Stops observing, if nobody else does."""
+        """Removes a user, and undoes the patch after the last one."""
         with self._lock:
-            self._holders -= 1
-            if self._holders == 0:
+            self._users -= 1
+            if self._users == 0:
                 patches.undo(_PATCH)
 
 
@@ -232,9 +232,9 @@ def _observed_call(stock: Callable[..., Any]) -> Callable[..., Any]:
         stage = _open_stage()
         if stage is None:
             return stock(self, *args, **kwargs)
-        known = len(self._inbound_nodes)
+        count_before = len(self._inbound_nodes)
         outputs = stock(self, *args, **kwargs)
-        for node in self._inbound_nodes[known:]:
+        for node in self._inbound_nodes[count_before:]:
             vars(node)[_STAGE] = stage
         return outputs
 

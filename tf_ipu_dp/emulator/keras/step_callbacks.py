@@ -1,4 +1,4 @@
-"""Callbacks for every step of every replica, which `set_asynchronous_callbacks` asks for."""
+"""Callbacks for every step of every replica, as `set_asynchronous_callbacks` requests."""
 
 from __future__ import annotations
 

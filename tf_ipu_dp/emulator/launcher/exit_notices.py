@@ -1,7 +1,7 @@
-"""Exit notices: an instance tells poprun that it is about to end, through the rendezvous server.
+"""Exit notices: an instance notifies poprun through the rendezvous server that it is about to end.
 
 An instance closes its connections before it has ended, so its peers may fail and end before it does. The notice is sent
-first, so that poprun knows who began to end first.
+first, so that poprun knows which instance began to end first.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def fork(
     if pid == 0:
         try:
             prepare_child()
-            _become(words, environ, directory, pipes[0][1], pipes[1][1])
+            _exec_program(words, environ, directory, pipes[0][1], pipes[1][1])
         except BaseException:
             traceback.print_exc()
         os._exit(1)
@@ -65,8 +65,10 @@ def fork(
     return ForkedProgram(pid, *(os.fdopen(reading, "rb", buffering=0) for reading, _ in pipes))
 
 
-def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], out: int, err: int) -> NoReturn:
-    """Turns this fork into the program, and ends with it."""
+def _exec_program(
+    words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], out: int, err: int
+) -> NoReturn:
+    """Runs the program in this fork, and exits with its status."""
     gc.freeze()  # the collector would touch, and so copy, the memory shared with the parent
     loaded = frozenset(sys.modules)
     os.setsid()
@@ -92,7 +94,7 @@ def _become(words: Sequence[str], environ: Mapping[str, str], directory: Optiona
         sys.modules["numpy"].random.seed()
     code = _run_to_exit_code(words)
     if code:
-        # Here for programs that start Horovod themselves; those that use popdist send the notice in an exit handler.
+        # For programs that start Horovod themselves. Those that use popdist send the notice in an exit handler.
         exit_notices.send(environ, int(environ.get("HOROVOD_RANK", "0")))
         horovod = sys.modules.get("horovod.tensorflow.mpi_ops")
         if horovod is not None:  # failed instances skip Horovod's shutdown: their peers would fail at once
@@ -194,5 +196,5 @@ def _close_inherited_files() -> None:
             try:
                 if fcntl.fcntl(handle, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
                     os.close(handle)
-            except OSError:  # the listing itself had one
+            except OSError:  # the handle of the listing itself, which is closed by now
                 pass

@@ -1,7 +1,7 @@
 """poprun's agent on another host: `python -m tf_ipu_dp.emulator.launcher.host_agent`, started through a remote shell.
 
-Starts the processes of one host, passes on their output and exits, and ends all of them when poprun falls silent or the
-network of the job is down.
+Starts the processes of one host, forwards their output and exits, and ends all of them when poprun's heartbeat or the
+network of the job is lost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _CLONE_NEWUTS, _MAX_HOST_NAME = 0x04000000, 64
 
 
 class HostAgent:
-    """The other side of `RemoteHost`. It is also where output and exits of the processes go."""
+    """The other side of `RemoteHost`. It also receives the output and exits of the processes."""
 
     def __init__(self) -> None:
-        # None asks to end. Signal handlers may put it there at any moment.
+        # None requests the end. Signal handlers may add it at any moment.
         self._inbox: queue.SimpleQueue[Optional[Tuple[str, Any]]] = queue.SimpleQueue()
         self._processes: Optional[processes.LocalProcesses] = None
         self._write_lock = threading.Lock()
 
     def run(self) -> None:
-        """Follows poprun's messages until the job has ended or poprun is gone."""
+        """Follows poprun's messages until the job or poprun has ended."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(None))
         interfaces = [[each.name, each.address, each.netmask] for each in network.read_interfaces()]
@@ -45,7 +45,7 @@ class HostAgent:
             try:
                 message = self._inbox.get(timeout=1.0)
             except queue.Empty:
-                if time.monotonic() - last_message_at > host_messages.SILENCE_S:
+                if time.monotonic() - last_message_at > host_messages.HEARTBEAT_TIMEOUT_S:
                     break
                 continue
             if message is None:
@@ -62,15 +62,15 @@ class HostAgent:
             self._processes.close(processes.FAILURE_GRACE_S, terminate=True)
 
     def write(self, index: int, name: str, data: bytes) -> None:
-        """Passes on output of a process."""
+        """Forwards output of a process."""
         self._send("output", [index, name, data.decode("latin-1")])
 
     def finish(self, index: int, name: str) -> None:
-        """Passes on the end of a process's output."""
+        """Forwards the end of a process's output."""
         self._send("finish", [index, name])
 
     def exited(self, ended: processes.Exit) -> None:
-        """Passes on the end of a process."""
+        """Forwards the exit of a process."""
         self._send("exited", [ended.index, ended.status, ended.by_signal])
 
     def _start(self, job: HostJob) -> None:
@@ -78,9 +78,9 @@ class HostAgent:
         if problem:
             self._fail(f"{problem} Choose another network with --host-subnet CIDR.")
             return
-        if job.own_name and not _take_host_name(job.own_name):
+        if job.own_name and not _set_host_name(job.own_name):
             self._fail(
-                f"another host is called {socket.gethostname()}, too, and Horovod takes the two for one. "
+                f"another host has the same name {socket.gethostname()}, and Horovod would treat both as one. "
                 "Give them different names."
             )
             return
@@ -113,7 +113,7 @@ class HostAgent:
         """Fails when the server cannot be reached: the remote shell may use another network than the instances."""
         while True:
             time.sleep(host_messages.HEARTBEAT_S)
-            problem = network.why_unreachable(server, host_messages.SILENCE_S)
+            problem = network.why_unreachable(server, host_messages.HEARTBEAT_TIMEOUT_S)
             if problem:
                 self._fail(problem)
                 return
@@ -128,12 +128,12 @@ class HostAgent:
             with self._write_lock:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-        except (OSError, ValueError):  # poprun is gone
+        except (OSError, ValueError):  # poprun has ended
             self._inbox.put(None)
 
 
-def _take_host_name(name: str) -> bool:
-    """Gives this process and its children a host name of their own: containers on different hosts may share one."""
+def _set_host_name(name: str) -> bool:
+    """Sets a separate host name for this process and its children: containers on different hosts may share one."""
     libc = ctypes.CDLL(None, use_errno=True)
     text = name.encode()[:_MAX_HOST_NAME]
     return bool(libc.unshare(_CLONE_NEWUTS) == 0 and libc.sethostname(text, len(text)) == 0)
@@ -141,4 +141,4 @@ def _take_host_name(name: str) -> bool:
 
 if __name__ == "__main__":
     HostAgent().run()
-    os._exit(0)  # threads may be blocked in writes that nobody reads
+    os._exit(0)  # threads may be blocked in writes to a closed connection

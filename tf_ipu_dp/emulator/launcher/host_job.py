@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.emulator.launcher import failure_report, orphans, placement, processes
 
-# What instances on other hosts need of this host's environment, beside what --mpi-local-args="-x NAME" asks for.
+# Variables of this host that instances on other hosts need, besides those of --mpi-local-args="-x NAME".
 _FORWARDED = (
     "CPATH", "GCDA_MONITOR", "LD_LIBRARY_PATH", "OPAL_PREFIX", "PATH", "PYTHONPATH", "TFDS_DATA_DIR",
 )  # fmt: skip
@@ -24,10 +24,10 @@ class HostJob:
     program: Sequence[str]
     directory: str
     environ: Mapping[str, str]  # of all instances, added to the host's own
-    instances: Mapping[int, Mapping[str, str]]  # each with variables of its own
+    instances: Mapping[int, Mapping[str, str]]  # by index, with the variables of each
     numa: bool
     server: Optional[Tuple[str, int]] = None  # the rendezvous server
-    own_name: str = ""  # a host name to take for the job, where two hosts have the same
+    own_name: str = ""  # a host name to set for the job, if two hosts have the same one
     ipus: int = 0  # to reserve for the whole job; 0 for none
     name: str = ""  # of the job
 
@@ -43,11 +43,11 @@ class HostJob:
         return {
             index: processes.Command(
                 self.program,
-                {**place.variables(), **environ, **self.environ, **own, **reserved},
+                {**place.variables(), **environ, **self.environ, **variables, **reserved},
                 self.directory,
                 place.cpus,
             )
-            for place, (index, own) in zip(places, self.instances.items())
+            for place, (index, variables) in zip(places, self.instances.items())
         }
 
     def to_json(self) -> Dict[str, Any]:
@@ -55,8 +55,8 @@ class HostJob:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostJob:
-        """Returns what `to_json` was called on; JSON's keys are text."""
-        return cls(**{**value, "instances": {int(index): own for index, own in value["instances"].items()}})
+        """Reverses `to_json`. The keys of JSON objects are strings."""
+        return cls(**{**value, "instances": {int(index): each for index, each in value["instances"].items()}})
 
 
 def forwarded_variables(environ: Mapping[str, str], extra: Sequence[str]) -> Dict[str, str]:
@@ -70,5 +70,5 @@ def forwarded_variables(environ: Mapping[str, str], extra: Sequence[str]) -> Dic
 
 def inherited_environment() -> Dict[str, str]:
     """Returns this process's environment, without the variables that are meant for poprun only."""
-    own = (failure_report.FILE_VARIABLE, orphans.JOB_VARIABLE)
-    return {name: value for name, value in os.environ.items() if name not in own}
+    for_poprun = (failure_report.FILE_VARIABLE, orphans.JOB_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in for_poprun}

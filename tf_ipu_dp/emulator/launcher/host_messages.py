@@ -1,7 +1,7 @@
 """The messages between poprun and its agent on another host: lines of JSON with one key each, over a remote shell.
 
 poprun sends the job, signals, a heartbeat and the request to close; the agent sends its addresses, output, exits and a
-heartbeat. A side that has received nothing for `SILENCE_S` ends what it has started.
+heartbeat. A side that has received nothing for `HEARTBEAT_TIMEOUT_S` ends what it has started.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from typing import Any, Tuple
 
 HEARTBEAT_S = 3.0
-SILENCE_S = 15.0
-# The agent's lines begin with this, to tell them from what a login shell prints.
+HEARTBEAT_TIMEOUT_S = 15.0
+# The agent's lines begin with this, to distinguish them from output of a login shell.
 PREFIX = b"\x1eipu:"
 # Exit codes of the remote command line.
 NO_DIRECTORY, NO_PYTHON = 81, 82
@@ -23,6 +23,6 @@ def encode(kind: str, value: Any) -> bytes:
 
 
 def decode(line: bytes) -> Tuple[str, Any]:
-    """Returns kind and value of a line; raises where it is not a message."""
+    """Returns kind and value of a line; raises if it is not a message."""
     ((kind, value),) = json.loads(line).items()
     return kind, value

@@ -14,7 +14,7 @@ _MAX_SUGGESTION = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """How many of everything, and where."""
+    """The number of replicas, instances and IPUs, and the hosts."""
 
     replicas: int
     instances: int
@@ -48,7 +48,7 @@ class Job:
         return instance * self.local_replicas * self.ipus_per_replica * self.link_domains // self.ipus
 
     def variables(self, instance: int) -> Dict[str, str]:
-        """Returns the variables that tell an instance its place: those of PopDist, Open MPI and Horovod."""
+        """Returns the variables that describe an instance's place: those of PopDist, Open MPI and Horovod."""
         host, local = divmod(instance, self.instances_per_host)
         rank = {"RANK": instance, "SIZE": self.instances, "LOCAL_RANK": local, "LOCAL_SIZE": self.instances_per_host}
         popdist = {
@@ -74,7 +74,7 @@ def plan_job(
     link_domains: int = 1,
     partition: Optional[int] = None,
 ) -> Job:
-    """Returns the job, or refuses what poprun would refuse, and more IPUs than the partition has."""
+    """Returns the job. Refuses what poprun refuses, and more IPUs than the partition has."""
     if instances % len(hosts):
         near = _nearest(instances, lambda n: n % len(hosts) == 0)
         raise OptionError(

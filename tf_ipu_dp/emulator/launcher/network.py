@@ -63,7 +63,7 @@ def read_interfaces() -> List[Interface]:
 
 
 def choose_interface(host: str, theirs: Sequence[Interface], ours: Sequence[Interface], subnet: str) -> Interface:
-    """Returns the interface of a host for the job: in the subnet, of its name's address, or in a network of ours."""
+    """Returns a host's interface for the job: in the subnet, else at its name's address, else in a network of ours."""
     if subnet:
         try:
             network = ipaddress.ip_network(subnet, strict=False)
@@ -86,7 +86,7 @@ def choose_interface(host: str, theirs: Sequence[Interface], ours: Sequence[Inte
 
 
 def address_towards(host: str, address: str) -> str:
-    """Returns the address of this machine that another one sees. Nothing is sent."""
+    """Returns the address of this machine as seen from another host. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))

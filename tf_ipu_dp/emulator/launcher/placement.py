@@ -23,7 +23,7 @@ class Place:
     cpus: Optional[Tuple[int, ...]]  # that it is pinned to; None if it is not pinned
 
     def variables(self) -> Dict[str, str]:
-        """Returns the variables that limit the threads of a program. What the user has set wins over them."""
+        """Returns the variables that limit the threads of a program. The user's own settings take precedence."""
         return {name: str(self.threads) for name in _THREADS}
 
 

@@ -1,4 +1,4 @@
-"""The options of poprun: words in, a frozen record out, or a sentence about what is wrong. Reads config files.
+"""The options of poprun, parsed from the command line and config files into a frozen record.
 
 Booleans take yes or no, 1 or 0, on or off, and mean yes without any of these.
 """
@@ -41,14 +41,14 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
     "Hosts": (
         Option(
             "host", "LIST",
-            "Where the instances run, spread evenly in blocks: h0,h1 or h[0-2,4]; also -H. Default: here. Other "
+            "Where the instances run, spread evenly in blocks: h0,h1 or h[0-2,4]; also -H. Default: this host. Other "
             "machines are reached through ssh, or through the command that --mca plm_rsh_agent CMD in "
             "--mpi-global-args or the variable OMPI_MCA_plm_rsh_agent names, and need the same directory and the same "
             "Python at the same places.",
         ),
-        Option("host-subnet", "CIDR", "The network that the instances talk over, like 10.1.0.0/16."),
-        Option("process-placement", "spreadnuma|disabled", "Keeps each instance on a NUMA node. Default: spreadnuma."),
-        Option("numa-aware", None, "The older name of the same."),
+        Option("host-subnet", "CIDR", "The network between the instances, like 10.1.0.0/16."),
+        Option("process-placement", "spreadnuma|disabled", "Pins each instance to a NUMA node. Default: spreadnuma."),
+        Option("numa-aware", None, "The older form of --process-placement."),
         Option(
             "mpi-local-args", "ARGS",
             "For mpirun; of these, -x NAME and -x NAME=VALUE pass variables to the instances.",
@@ -64,9 +64,9 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
         Option("version-format", "FORMAT", "Shows it as text or json."),
     ),
     "Options in files": (
-        Option("import-config", "FILE", "Takes options and program from a file; the command line wins over it."),
+        Option("import-config", "FILE", "Reads options and program from a file; the command line takes precedence."),
         Option("export-config", "FILE", "Writes them to a file, then starts the job."),
-        Option("overwrite-config", None, "Lets --export-config replace a file."),
+        Option("overwrite-config", None, "Allows --export-config to replace a file."),
     ),
     "About V-IPU partitions and set-up: accepted, without effect on emulated IPUs": (
         Option("num-ilds", "N", "IPU-Link domains; shown in the topology. Default: 1."),
@@ -89,7 +89,7 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
 }  # fmt: skip
 _BY_NAME = {option.name: option for options in OPTIONS.values() for option in options}
 _SHORT = {"-H": "host", "-v": "verbose", "-h": "help"}
-# These belong to one call, not to a job.
+# These apply to one call of poprun, not to the job.
 _NOT_EXPORTED = ("help", "version", "version-format", "import-config", "export-config", "overwrite-config")
 
 
@@ -120,7 +120,7 @@ class Options:
         return int(text)
 
     def hosts(self) -> List[str]:
-        """Returns the names of the hosts; none means this one."""
+        """Returns the names of the hosts; an empty list means this host."""
         return expand_hosts(self.given["host"]) if "host" in self.given else []
 
     def without_effect(self) -> List[str]:
@@ -165,13 +165,13 @@ def parse(words: Sequence[str]) -> Options:
             raise OptionError(f"--{name} needs a value: --{name} {option.kind}.")
     program = left[1:] if left[:1] == ["--"] else left
     if "import-config" in given:
-        before, usual = _import(given["import-config"])
-        given, program = {**before, **given}, program or usual
+        imported, imported_program = _import(given["import-config"])
+        given, program = {**imported, **given}, program or imported_program
     return Options(given, program)
 
 
 def export(options: Options) -> None:
-    """Writes the options and the program to the file that they name, if they name one."""
+    """Writes the options and the program to the file of --export-config, if it is given."""
     if "export-config" not in options.given:
         return
     path = Path(options.text("export-config"))
@@ -187,7 +187,7 @@ def export(options: Options) -> None:
 
 
 def expand_hosts(text: str) -> List[str]:
-    """Returns the names in a list like a,b or h[0-2,4]; leading zeros stay."""
+    """Returns the names in a list like a,b or h[0-2,4]; leading zeros are kept."""
     names: List[str] = []
     for part in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):
         names.extend(_expand(part, text))
@@ -239,7 +239,7 @@ def render_help(columns: int) -> str:
         "usage: python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]",
         "",
         *textwrap.wrap(
-            "Stands in for the Poplar SDK's poprun: starts a program as several instances, each with poprun's "
+            "Emulates the Poplar SDK's poprun: starts a program as several instances, each with poprun's "
             "variables and with the emulator in place of the SDK, connected through Horovod. Every line of output is "
             "tagged with its instance. The first instance that fails ends the others, and its exit status is poprun's.",
             width,

@@ -1,11 +1,11 @@
 """Imports TensorFlow once for all instances of a host, which are then forked from this process.
 
 The import takes seconds of a core, which the instances would all spend at the same time. A fork looks to the program
-like a fresh Python (`forked_program`). Where it would notice a difference, every instance is started afresh: with
+like a fresh Python (`forked_program`). Where it would notice a difference, every instance starts its own Python: with
 another Python or Python options, a start-up hook of the user, a program without TensorFlow, or one that sets variables
 that TensorFlow reads as it is imported. Linux only; IPU_EMULATOR_PRELOAD=0 turns it off.
 
-A program can name further modules of its own in a comment line of its source:
+A program can name additional modules in a comment line of its source:
 
     # poprun preloads: my_package.model, my_package.data
 
@@ -69,9 +69,9 @@ def preload(words: Sequence[str], environ: Mapping[str, str]) -> bool:
             del os.environ[name]
     os.environ.update({name: value for name, value in environ.items() if _is_read_at_import(name)})
     stderr = os.dup(2)
-    gc.disable()  # nothing of what is imported can be freed, and looking for it takes a tenth of the time
+    gc.disable()  # imported modules are never freed, and scanning them takes a tenth of the time
     try:
-        # TensorFlow logs its start, which would appear once, for poprun.
+        # TensorFlow logs its start. That would appear once, as output of poprun itself.
         with open(os.devnull, "wb") as null:  # noqa: PTH123
             os.dup2(null.fileno(), 2)
 
@@ -83,13 +83,13 @@ def preload(words: Sequence[str], environ: Mapping[str, str]) -> bool:
         with _search_path_of(words[1:], environ):
             for name in declared:
                 importlib.import_module(name)
-    except (Exception, SystemExit):  # the program itself will fail in the same way, and show it
+    except (Exception, SystemExit):  # the program itself will fail in the same way, and print the error
         return False
     finally:
         gc.enable()
         os.dup2(stderr, 2)
         os.close(stderr)
-    # TensorFlow's eager context has threads, which a fork loses: a module that has started it was not only imported.
+    # TensorFlow's eager context has threads, which a fork loses, so no imported module may have started it.
     context = sys.modules["tensorflow.python.eager.context"]
     return context.context()._context_handle is None
 
@@ -101,10 +101,10 @@ def declared_modules(text: str) -> Tuple[str, ...]:
 
 @contextlib.contextmanager
 def _search_path_of(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Imports inside it find what the program would find."""
-    own = Path.cwd() if words[0] in ("-c", "-m") else Path(words[0]).resolve().parent
+    """Inside, imports use the program's search path."""
+    program_folder = Path.cwd() if words[0] in ("-c", "-m") else Path(words[0]).resolve().parent
     before = list(sys.path)
-    sys.path[:0] = [str(own), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = [str(program_folder), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     try:
         yield
     finally:
@@ -124,7 +124,7 @@ def _read_at_start(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _sets_variables_of_imports(text: str) -> bool:
-    """Whether a program seems to set variables for the import of TensorFlow, which a fork has behind it."""
+    """Whether a program seems to set variables for the import of TensorFlow, which a fork has already done."""
     names = "|".join(_READ_AT_IMPORT)
     return bool(re.search(r"environ|putenv", text) and re.search(rf"\b(?!TF_POPLAR_)(?:{names})[A-Z]", text))
 
@@ -156,7 +156,7 @@ def _read_program(words: Sequence[str], path: str) -> str:
         else:
             origin = words[0] if words[0].endswith(".py") else ""
         return Path(origin).read_text(encoding="utf-8", errors="replace") if origin else ""
-    except Exception:  # whatever is wrong with it, the program will show it itself
+    except Exception:  # whatever the cause, running the program will report it
         return ""
 
 
@@ -175,7 +175,7 @@ def _find_module(name: str, places: Optional[Sequence[str]]) -> str:
 
 
 def _has_startup_hook(path: str) -> bool:
-    """Whether the user's Python runs code at its start, which a fork does not."""
-    own = str(Path(__file__).resolve().parents[1] / "start")
-    places = [place for place in [*path.split(os.pathsep), *sys.path] if place and place != own]
+    """Whether the user's Python has a sitecustomize or usercustomize module, which a fork does not run."""
+    our_hook = str(Path(__file__).resolve().parents[1] / "start")
+    places = [place for place in [*path.split(os.pathsep), *sys.path] if place and place != our_hook]
     return any(importlib.machinery.PathFinder.find_spec(name, places) for name in ("sitecustomize", "usercustomize"))

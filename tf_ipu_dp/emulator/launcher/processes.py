@@ -1,4 +1,4 @@
-"""The processes of a job on this machine: started together, their output read, ended with all that they started."""
+"""The processes of a job on this machine: starts them, reads their output, and ends them with all their children."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Exit:
 
     @classmethod
     def from_code(cls, index: int, code: int) -> Exit:
-        """Takes what `Popen.wait` returns."""
+        """Converts what `Popen.wait` returns."""
         return cls(index, code, 0) if code >= 0 else cls(index, 128 - code, -code)
 
 
@@ -53,7 +53,7 @@ class Output(Protocol):
     """Where the processes' output goes, from any thread."""
 
     def write(self, index: int, name: str, data: bytes) -> None:
-        """Takes what a process has written to stdout or stderr."""
+        """Receives what a process has written to stdout or stderr."""
 
     def finish(self, index: int, name: str) -> None:
         """Marks the end of a process's stream."""
@@ -79,10 +79,10 @@ class HostProcesses(Protocol):
         """Sends a signal to them."""
 
     def close(self, grace_s: float, terminate: bool) -> None:
-        """Ends whatever is left: after the grace period with SIGKILL, before it with SIGTERM if asked to."""
+        """Ends the remaining processes: with SIGTERM if `terminate` is set, and with SIGKILL after the grace period."""
 
     def is_drained(self) -> bool:
-        """Whether all output has been passed on, after `close`."""
+        """Whether all output has been forwarded, after `close`."""
 
 
 class LocalProcesses:
@@ -126,7 +126,7 @@ class LocalProcesses:
     def send_signal(self, number: int) -> None:
         """Sends a signal to every running process and its process group.
 
-        Children that have left the group get it only if it ends the job, as with a terminal's signals.
+        Children that have left the group get only SIGTERM and SIGKILL.
         """
         for process in self._processes.values():
             if process.returncode is None:
@@ -137,9 +137,9 @@ class LocalProcesses:
                 _send_signal(pid, number)
 
     def close(self, grace_s: float, terminate: bool) -> None:
-        """Ends whatever is left: after the grace period with SIGKILL, before it with SIGTERM if asked to.
+        """Ends the remaining processes: with SIGTERM if `terminate` is set, and with SIGKILL after the grace period.
 
-        Children that have left the process groups always get SIGTERM, and no more than FAILURE_GRACE_S.
+        Children that have left the process groups always get SIGTERM, and at most FAILURE_GRACE_S to end.
         """
         began, signalled = time.monotonic(), set()
         left = orphans.find(self._mark) if self._processes else []
@@ -163,7 +163,7 @@ class LocalProcesses:
             self._reaper = None
 
     def is_drained(self) -> bool:
-        """Whether all that the processes have written has been passed on, after `close`."""
+        """Whether all output of the processes has been forwarded, after `close`."""
         return not any(reader.is_alive() for reader in self._readers)
 
     def _with_mark(self, command: Command) -> Dict[str, str]:
@@ -171,7 +171,7 @@ class LocalProcesses:
 
     def _start(self, command: Command, use_fork: bool) -> Any:
         environ = self._with_mark(command)
-        # It makes two system calls and takes no lock, which is safe beside the reading threads.
+        # It makes two system calls and takes no lock, so it is safe although other threads are running.
         prepare_child = _make_prepare_child(command.cpus, os.getpid())
         if use_fork:
             return forked_program.fork(command.words, environ, command.directory, prepare_child)
@@ -188,8 +188,8 @@ class LocalProcesses:
 
     def _find_escaped(self) -> List[int]:
         """Returns the processes of the job that have left the process groups of its instances."""
-        own = {process.pid for process in self._processes.values()}
-        return [pid for pid in orphans.find(self._mark) if _process_group(pid) not in own]
+        groups = {process.pid for process in self._processes.values()}
+        return [pid for pid in orphans.find(self._mark) if _process_group(pid) not in groups]
 
     def _wait(self, index: int, process: Any) -> None:
         self._observer.exited(Exit.from_code(index, process.wait()))
@@ -198,7 +198,7 @@ class LocalProcesses:
         readable = select.poll()
         readable.register(stream, select.POLLIN)
         while True:
-            # A process without the job's mark is not ended, and may keep the pipe open for ever.
+            # A process without the job's mark is not ended, and may keep the pipe open forever.
             if readable.poll(_READ_POLL_MS):
                 data = os.read(stream.fileno(), _CHUNK_BYTES)
                 if not data:
@@ -223,7 +223,7 @@ def _process_group(pid: int) -> int:
 
 
 def _make_prepare_child(cpus: Optional[Sequence[int]], parent: int) -> Callable[[], None]:
-    """Returns what a child does before it becomes the program: it will die with its parent, and is pinned to cores."""
+    """Returns what a child does before it runs the program: it is killed when its parent ends, and pinned to cores."""
 
     def prepare_child() -> None:
         if _LIBC is not None:

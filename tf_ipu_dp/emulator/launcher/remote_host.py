@@ -19,8 +19,8 @@ from tf_ipu_dp.emulator.launcher.host_job import HostJob
 from tf_ipu_dp.emulator.launcher.network import HostError, Interface
 from tf_ipu_dp.emulator.launcher.supervisor import Events
 
-REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # the variable of Open MPI that names another one than ssh
-_ANSWER_TIMEOUT_S = 20.0  # ssh gives up after 10
+REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # Open MPI's variable for a remote shell other than ssh
+_ANSWER_TIMEOUT_S = 20.0  # longer than ssh's ConnectTimeout of 10 s
 _MAX_SHELL_LINES = 20
 
 
@@ -43,7 +43,7 @@ class RemoteHost:
     def __init__(self, host: str, shell: Sequence[str], output: processes.Output, events: Events) -> None:
         self.host = host
         self.indices: List[int] = []
-        self.hostname = ""  # as the machine calls itself
+        self.hostname = ""  # as reported by the machine
         self.interfaces: List[Interface] = []
         self._job: Optional[HostJob] = None
         self._output, self._events = output, events
@@ -111,7 +111,7 @@ class RemoteHost:
             self._process.wait()
 
     def is_drained(self) -> bool:
-        """Whether all output has been passed on, after `close`."""
+        """Whether all output has been forwarded, after `close`."""
         return self._closed.is_set()
 
     def _send(self, kind: str, value: Any) -> None:
@@ -124,9 +124,9 @@ class RemoteHost:
         while not self._problem:
             self._send("heartbeat", 1)
             time.sleep(host_messages.HEARTBEAT_S)
-            silent_s = time.monotonic() - self._last_message_at
-            if self._answered.is_set() and silent_s > host_messages.SILENCE_S and not self._is_handling:
-                self._lose(f"Host {self.host} has not answered for {silent_s:.0f} s.")
+            age_s = time.monotonic() - self._last_message_at
+            if self._answered.is_set() and age_s > host_messages.HEARTBEAT_TIMEOUT_S and not self._is_handling:
+                self._report_lost(f"Host {self.host} has not answered for {age_s:.0f} s.")
 
     def _read_messages(self) -> None:
         assert self._process.stdout is not None
@@ -136,14 +136,14 @@ class RemoteHost:
                 if line.startswith(host_messages.PREFIX):
                     self._handle(line[len(host_messages.PREFIX) :])
         except Exception as error:
-            self._lose(f"Host {self.host} sent a message that cannot be read ({type(error).__name__}: {error}).")
+            self._report_lost(f"Host {self.host} sent a message that cannot be read ({type(error).__name__}: {error}).")
             return
         self._process.wait()
         time.sleep(0.1)  # for the last lines of the remote shell
-        self._lose(self._why_it_ended())
+        self._report_lost(self._why_it_ended())
 
     def _handle(self, message: bytes) -> None:
-        self._is_handling = True  # a slow reader of our output is not a silent host
+        self._is_handling = True  # a slow reader of our output must not look like a lost heartbeat
         try:
             kind, value = host_messages.decode(message)
             self._handlers[kind](value)
@@ -158,7 +158,7 @@ class RemoteHost:
             if self.hostname and line:
                 self._output.write(min(self.indices, default=0), "stderr", f"{self.host}: {line}\n".encode())
 
-    def _lose(self, reason: str) -> None:
+    def _report_lost(self, reason: str) -> None:
         if not self._problem:
             self._problem = reason
             self._answered.set()
@@ -174,7 +174,7 @@ class RemoteHost:
         if code == host_messages.NO_PYTHON:
             return f"Host {self.host} has no {sys.executable}. Install the same environment at the same place there."
         if "No module named" in last_line:
-            return f"Host {self.host} lacks a part of the same environment in {sys.prefix}: {last_line}."
+            return f"Host {self.host} has an incomplete environment in {sys.prefix}: {last_line}."
         if self.hostname:
             return f"The connection to host {self.host} was lost{f' ({last_line})' if last_line else ''}."
         return f"Host {self.host} cannot be reached: {last_line or f'the remote shell exited with status {code}'}."
@@ -194,11 +194,11 @@ class RemoteHost:
         self._events.exited(processes.Exit(*value))
 
     def _on_failed(self, value: str) -> None:
-        self._lose(f"Host {self.host}: {value}")
+        self._report_lost(f"Host {self.host}: {value}")
 
 
 def _agent_command_line() -> str:
-    """Returns the line that starts the agent, for whichever shell the other machine has."""
+    """Returns the command line that starts the agent. It works in any login shell."""
     root = Path(__file__).resolve().parents[3]
     directory, python = shlex.quote(str(Path.cwd())), shlex.quote(sys.executable)
     script = (

@@ -2,7 +2,7 @@
 
 poprun and `horovodrun` set all variables that Horovod needs. `mpirun` and `srun` set only rank and size: then instance
 0 runs the server, at an address and port that all instances can compute. Under `mpirun` with a Horovod that was built
-with MPI none of this is needed, unless the user asks for Gloo.
+with MPI none of this is needed, unless the user selects Gloo.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Server:
                 super().do_PUT()
 
             def do_DELETE(self) -> None:  # noqa: N802
-                """Forgets the addresses of a process group when all its members have connected.
+                """Removes the addresses of a process group when all its members have connected.
 
-                They may connect again later, at other addresses. Horovod's own handler also forgets the members of the
-                other groups that have connected so far. So where groups connect at the same time, some are never
-                forgotten, and at the next start instances connect to addresses that are no longer in use.
+                They may connect again later, at other addresses. Horovod's own handler also removes the members of the
+                other groups that have connected so far. So if groups connect at the same time, some are never
+                removed, and at the next start instances connect to addresses that are no longer in use.
                 """
                 scope, _, key = self.path.lstrip("/").partition("/")
                 if scope not in self.server.scope_size:
@@ -111,8 +111,8 @@ def variables(address: str, port: int, interface: str, host: str) -> Dict[str, s
     }
 
 
-def is_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
-    """Whether instances connect through MPI: Horovod was built with it, and mpirun started them or the user asks."""
+def connects_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
+    """Whether instances connect through MPI: Horovod was built with it, and mpirun or the user selects it."""
     asked = environ.get("HOROVOD_CONTROLLER", "").lower()
     if asked == "mpi" and not built:
         raise RuntimeError(
@@ -188,7 +188,7 @@ def find_server(environ: Mapping[str, str], ranks: Mapping[str, int]) -> Tuple[s
             return socket.gethostbyname(host), int(port)
         except OSError as error:
             raise RuntimeError(
-                f"{SERVER_VARIABLE}={asked}: the name {host} is not known ({error.strerror})."
+                f"{SERVER_VARIABLE}={asked}: the name {host} cannot be resolved ({error.strerror})."
             ) from error
     if ranks["CROSS_SIZE"] > 1:
         raise RuntimeError(

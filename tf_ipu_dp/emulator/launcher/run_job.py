@@ -25,9 +25,9 @@ from tf_ipu_dp.emulator.launcher.host_job import HostJob, forwarded_variables, i
 from tf_ipu_dp.emulator.launcher.job import Job, render_topology
 from tf_ipu_dp.emulator.launcher.remote_host import RemoteHost
 
-# Defaults, which the user's environment may change.
+# Defaults, which the user's environment overrides.
 _HOROVOD = {
-    # Compilations and slow inputs keep other instances waiting; poprun itself notices when one has died.
+    # Compilations and slow inputs keep other instances waiting; poprun itself detects a failed one.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
     # A Horovod with MPI would look for mpirun, even for one instance.
     "HOROVOD_CONTROLLER": "gloo",
@@ -36,7 +36,7 @@ _HOROVOD = {
 
 
 def run_job(options: poprun_options.Options, job: Job, only_output_from: Optional[int]) -> int:
-    """Returns the exit status of the first instance that failed, or 0. Raises HostError for a host out of reach."""
+    """Returns the exit status of the first instance that failed, or 0. Raises HostError for an unreachable host."""
     if options.is_on("print-topology"):
         sys.stdout.write(render_topology(job))
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def run_job(options: poprun_options.Options, job: Job, only_output_from: Optiona
 
 
 def _report_end(job: Job, output: tagged_output.TaggedOutput, failure: Optional[supervisor.Failure]) -> int:
-    """Returns the exit status, after saying which instance or host failed, if one did."""
+    """Reports which instance or host failed, if one did, and returns the exit status."""
     if failure is None:
         return 0
     if failure.exit is not None:
@@ -115,7 +115,7 @@ class _Addresses:
             self._interface[host] = next(found, network.LOOPBACK_INTERFACE)
 
     def server_of(self, host: str) -> str:
-        """Returns the address of this machine that a host sees."""
+        """Returns the address of this machine as seen from a host."""
         return self._server[host]
 
     def interface_of(self, host: str) -> str:
@@ -142,18 +142,18 @@ def _make_host_job(
     options: poprun_options.Options, job: Job, host: str, is_remote: bool, connection: Mapping[str, str]
 ) -> HostJob:
     startup_hook = str(Path(__file__).resolve().parents[1] / "start")
-    own = inherited_environment()
+    inherited = inherited_environment()
     mpi_variables = options.mpi().variables
     given = {
         **_HOROVOD,
-        **(forwarded_variables(own, list(mpi_variables)) if is_remote else {}),
-        **{name: own[name] for name in _HOROVOD if name in own},
+        **(forwarded_variables(inherited, list(mpi_variables)) if is_remote else {}),
+        **{name: inherited[name] for name in _HOROVOD if name in inherited},
         **connection,
         **_partition_variables(options),
         # The start-up hook adds the package's own directory, behind the standard library.
-        "PYTHONPATH": os.pathsep.join(filter(None, [startup_hook, own.get("PYTHONPATH", "")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [startup_hook, inherited.get("PYTHONPATH", "")])),
         # `python3` must be this Python.
-        "PATH": os.pathsep.join(filter(None, [str(Path(sys.executable).parent), own.get("PATH", "")])),
+        "PATH": os.pathsep.join(filter(None, [str(Path(sys.executable).parent), inherited.get("PATH", "")])),
         "PYTHONUNBUFFERED": "1",
     }
     if "executable-cache-path" in options.given:

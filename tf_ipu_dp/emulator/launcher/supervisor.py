@@ -1,4 +1,4 @@
-"""Watches the processes of a job until all have ended: the first failure ends the others, and nothing is left behind.
+"""Watches the processes of a job until all have ended: the first failure ends the others, and no process is left.
 
 When one process fails, its peers lose their connection to it and fail within milliseconds, so poprun may see them end
 before it. Two rules find the first failure, and both are needed:
@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostProcesses, LocalProcesses
 
 SIGNAL_GRACE_S = 120.0  # after a signal from outside: a training run saves a checkpoint
-_SETTLE_S = 0.3  # from the first failure on, in which further ones are taken for its consequences or its cause
+_SETTLE_S = 0.3  # after the first failure: further ones in this time count as its consequence or its cause
 _POLL_S = 0.02
 
 
@@ -33,17 +33,17 @@ class Failure:
     status: int
     exit: Optional[Exit] = None
     host: str = ""
-    reason: str = ""  # a sentence, where the exit does not say it all
+    reason: str = ""  # a sentence, if the exit status alone does not explain the failure
 
 
 class Events:
-    """What happens to a job, put in a queue from any thread and by signal handlers."""
+    """A queue of what happens to a job, filled from any thread and by signal handlers."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Tuple[str, Any]] = queue.SimpleQueue()
 
     def exiting(self, index: int) -> None:
-        """Adds an exit notice: a process is about to end, well or not."""
+        """Adds an exit notice: a process is about to end, with or without an error."""
         self._queue.put(("exiting", index))
 
     def exited(self, ended: Exit) -> None:
@@ -59,7 +59,7 @@ class Events:
         self._queue.put(("signalled", number))
 
     def output_closed(self) -> None:
-        """Adds that nobody reads poprun's output any more."""
+        """Adds that the reader of poprun's output has closed it."""
         self._queue.put(("output_closed", None))
 
     def next(self, timeout_s: Optional[float]) -> Tuple[str, Any]:
@@ -71,7 +71,7 @@ class Events:
 
 
 def supervise(hosts: Sequence[HostProcesses], events: Events) -> Optional[Failure]:
-    """Starts the processes, waits until all have ended, and returns the first failure, or None if all ended well.
+    """Starts the processes, waits until all have ended, and returns the first failure, or None if all succeeded.
 
     A first SIGINT, SIGTERM or SIGHUP is forwarded, so that the program can save; a second one kills all processes.
     """
@@ -98,9 +98,9 @@ class _Supervisor:
         self._hosts, self._events = hosts, events
         self._host_names = {index: each.host for each in hosts for index in each.indices}
         self._running = set(self._host_names)
-        self._exit_order: List[int] = []  # of exit notices, or of ends without one
+        self._exit_order: List[int] = []  # by exit notice, or by end for processes without one
         self._failed: List[Exit] = []
-        self._failure: Optional[Failure] = None  # that is not the exit of a process
+        self._failure: Optional[Failure] = None  # other than the exit of a process
         self._terminate_at: Optional[float] = None
         self._kill_at: Optional[float] = None
         self._is_terminated = False
@@ -146,7 +146,7 @@ class _Supervisor:
             kind, _ = self._events.next(_POLL_S)
             if kind == "signalled":
                 if not any(thread.is_alive() for thread in closing):
-                    return  # only output is left, and nobody reads it
+                    return  # only output is left that is not being read
                 self._send_signal(signal.SIGKILL)
 
     def _termination_time(self) -> Optional[float]:
@@ -155,7 +155,7 @@ class _Supervisor:
             return None
         failed = {ended.index for ended in self._failed}
         earlier = itertools.takewhile(lambda index: index not in failed, self._exit_order)
-        # One that began to end before all that failed may be the first failure: wait for its status.
+        # A process that began to end before those that failed may be the first failure: wait for its status.
         is_undecided = any(index in self._running for index in earlier)
         return self._terminate_at + (FAILURE_GRACE_S if is_undecided else 0.0)
 

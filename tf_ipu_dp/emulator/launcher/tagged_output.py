@@ -11,10 +11,10 @@ _LAST_LINES = 20
 
 
 class TaggedOutput:
-    """Takes bytes from any thread and shows them line by line.
+    """Receives bytes from any thread and shows them line by line.
 
     In a file, a line is shown when it is complete. On a terminal, a progress bar that returns to the beginning of its
-    line is shown as it moves. When our own output is closed, `on_closed` is called and the rest is dropped.
+    line is shown with every change. When our own output is closed, `on_closed` is called and the rest is dropped.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class TaggedOutput:
         self._lock = threading.Lock()
         self._pending: Dict[Tuple[int, str], List[bytes]] = collections.defaultdict(list)
         self._last: Dict[int, Deque[bytes]] = collections.defaultdict(lambda: collections.deque(maxlen=_LAST_LINES))
-        self._moving: Optional[Tuple[int, str]] = None  # the progress bar that the cursor is in
+        self._active_bar: Optional[Tuple[int, str]] = None  # the progress bar that the cursor is in
 
     def write(self, index: int, name: str, data: bytes) -> None:
         """Adds to what an instance has printed to a stream."""
@@ -40,7 +40,7 @@ class TaggedOutput:
             if rest:
                 pending.append(rest)
                 if self._live[name] and b"\r" in data:
-                    self._move(index, name)
+                    self._show_bar(index, name)
 
     def finish(self, index: int, name: str) -> None:
         """Shows what an instance has printed without ending the line."""
@@ -65,18 +65,18 @@ class TaggedOutput:
         self._last[index].extend(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[-_LAST_LINES:])
         if self._only in (None, index):
             tag = _tag(index, name)
-            before = b"\n" if self._moving not in (None, (index, name)) else b""
-            self._moving = None
+            before = b"\n" if self._active_bar not in (None, (index, name)) else b""
+            self._active_bar = None
             self._put(name, before + b"".join(b"%s%s\n" % (tag, line) for line in lines))
 
-    def _move(self, index: int, name: str) -> None:
+    def _show_bar(self, index: int, name: str) -> None:
         text = b"".join(self._pending[index, name])
-        # A return at the very end may be half of a line's end.
+        # A carriage return at the end may be the first half of a line break.
         shown, found, _ = text[:-1].rpartition(b"\r")
         if found and self._only in (None, index):
             self._pending[index, name] = [text[len(shown) + 1 :]]
-            before = b"\n" if self._moving not in (None, (index, name)) else b""
-            self._moving = (index, name)
+            before = b"\n" if self._active_bar not in (None, (index, name)) else b""
+            self._active_bar = (index, name)
             self._put(name, before + _tag(index, name) + shown.rpartition(b"\r")[2] + b"\r")
 
     def _put(self, name: str, data: bytes) -> None:

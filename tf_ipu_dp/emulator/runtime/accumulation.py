@@ -1,4 +1,4 @@
-"""Gradients kept from one micro batch to the next, for optimizers that update every A-th time they are called.
+"""Accumulates gradients over micro batches, for optimizers that update every A-th time they are called.
 
 The state is made of variables, once per list of variables to update: one accumulator each, and the position in the
 window. So it works in eager mode, in a `tf.function` and in a graph of TF1, in or out of a loop.
@@ -18,7 +18,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumul
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What is kept for one list of variables."""
+    """The state for one list of variables."""
 
     position: Any
     accumulators: List[Any]
@@ -101,7 +101,7 @@ def add_gradient(method: Method, count: int, accumulated: Any, gradient: Any, po
 
 
 def accumulator_dtype(choice: Any, like: Any) -> Any:
-    """Returns the type of an accumulator: the one given, what a given function says, or that of the variable."""
+    """Returns the type of an accumulator: the one given, what a given function returns, or that of the variable."""
     chosen = choice(like) if callable(choice) and not isinstance(choice, type) else choice
     return tf.as_dtype(like.dtype if chosen is None else chosen).base_dtype
 

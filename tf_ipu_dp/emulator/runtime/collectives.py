@@ -1,6 +1,6 @@
-"""Collectives of the device: over the replicas of a program, of all instances that the configuration joins.
+"""Collectives of the device: over the replicas of a program, in one instance or across all of them.
 
-`popdist.tensorflow.set_ipu_config` and PopDistStrategy configure so; other programs keep to their own instance.
+They span all instances if `popdist.tensorflow.set_ipu_config` or PopDistStrategy has configured it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def count() -> int:
 
 
 def index() -> Any:
-    """Returns the place of this replica among them, as an int32 scalar."""
+    """Returns the index of this replica among them, as an int32 scalar."""
     return replicas.index() + (instances.position() * replicas.count() if _spans_instances() else 0)
 
 
@@ -33,17 +33,17 @@ def all_reduce(tensors: Sequence[Any], combine: Callable[[List[Any]], Any]) -> L
 
     def combine_all(columns: List[List[Any]]) -> List[Any]:
         if combine is replicas.sum_values:
-            return instances.sum_over_instances([replicas.sum_values(own) for own in columns], _NAME)
-        return [combine(_gather(own)) for own in columns]
+            return instances.sum_over_instances([replicas.sum_values(local) for local in columns], _NAME)
+        return [combine(_gather(local)) for local in columns]
 
     return replicas.all_reduce_jointly(tensors, combine_all)
 
 
-def _gather(own: List[Any]) -> List[Any]:
+def _gather(local: List[Any]) -> List[Any]:
     """Returns the values of all instances' replicas, in order."""
-    gathered = instances.all_gather(tf.stack(own), _NAME)
-    joined = tf.reshape(gathered, tf.concat([[count()], tf.shape(own[0])], axis=0))
-    return [tf.ensure_shape(value, own[0].shape) for value in tf.unstack(joined, num=count())]
+    gathered = instances.all_gather(tf.stack(local), _NAME)
+    joined = tf.reshape(gathered, tf.concat([[count()], tf.shape(local[0])], axis=0))
+    return [tf.ensure_shape(value, local[0].shape) for value in tf.unstack(joined, num=count())]
 
 
 def _spans_instances() -> bool:

@@ -1,4 +1,4 @@
-"""A function of the device that runs on all replicas at the same time, each in a thread of its own."""
+"""A function of the device that runs on all replicas at the same time, in one thread per replica."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_ipu_dp.emulator.runtime import replica_barrier, replica_handles, replicas
 from tf_ipu_dp.emulator.runtime.replica_handles import handle_id
 
-_indices: Dict[int, List[Any]] = {}  # by the number of replicas, a variable for each that holds its number
+_indices: Dict[int, List[Any]] = {}  # by number of replicas: one variable per replica, which holds its index
 
 
 class ConcurrentFunction:
     """A function of the device, called once per replica at the same time. Replica 0's result is the result.
 
-    It is traced once, for tensors like those given, which all replicas get. Where they or the graph have a handle that
-    is assigned to the replicas (see `replica_handles`), each replica gets its own.
+    It is traced once, for tensors like those given, which all replicas get. A handle among them or in the graph that is
+    assigned to the replicas (see `replica_handles`) is replaced by the replica's own.
     """
 
     def __init__(self, function: Callable[..., Any], tensors: Sequence[Any], program: replicas.Program) -> None:
@@ -34,7 +34,7 @@ class ConcurrentFunction:
         with replicas.tracing(self._program):
             self.concrete = tf.function(function, autograph=False).get_concrete_function(*tensors)
         self._copies: Dict[int, List[Any]] = {}
-        # What the last run left in replica 0's variables, which are those that the host sees and may change.
+        # The values of replica 0's variables after the last run. The host sees these variables and may change them.
         self._after_last_run: Dict[int, Any] = {}
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
@@ -84,7 +84,7 @@ class ConcurrentFunction:
                     copy.assign(value)
                 table[handle_id(handle)] = [handle, *(copy.handle for copy in own)]
                 copies += own
-        for queue in queues:  # a run that failed may have left something
+        for queue in queues:  # a failed run may have left elements
             tf.cond(queue.size() > 0, lambda queue=queue: tf.group(queue.dequeue()), tf.no_op)
         structure: List[Any] = []
 
@@ -93,14 +93,14 @@ class ConcurrentFunction:
             structure.append(None if isinstance(results[0], tf.Operation) else results[0])
             graph = tf.compat.v1.get_default_graph()
             calls = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
-            graph.control_outputs.extend(calls)  # they are run even if nobody wants the results
+            graph.control_outputs.extend(calls)  # they are run even if their results are not used
             with tf.control_dependencies(calls):
                 return [tf.identity(leaf) for leaf in _leaves(results[0])]
 
         # A TF1 function: in one of TF2, TensorFlow would run the replicas one after the other.
         run_all = tf.compat.v1.wrap_function(run, [])
         graph = tf.compat.v1.get_default_graph()
-        needed = (self, run_all, queues, copies)  # as long as the graph exists
+        needed = (self, run_all, queues, copies)  # kept alive as long as the graph exists
         graph._ipu_replicas = [*getattr(graph, "_ipu_replicas", []), needed]
         leaves = iter(run_all())
         return tf.nest.map_structure(lambda leaf: next(leaves) if tf.is_tensor(leaf) else leaf, structure[0])

@@ -24,7 +24,7 @@ def share_between_replicas() -> None:
     chosen = os.environ.get("TF_NUM_INTRAOP_THREADS")
     if chosen and chosen != os.environ.get("IPU_EMULATOR_CORES"):
         return
-    cores = _own_cores()
+    cores = _cores_of_instance()
     if cores < 2:
         return
     tf.config.threading.set_intra_op_parallelism_threads(cores // 2)
@@ -35,12 +35,12 @@ def share_between_replicas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-def _own_cores() -> int:
+def _cores_of_instance() -> int:
     """Returns the cores of this instance: those that poprun gave it, or its share of the host's."""
     given = os.environ.get("IPU_EMULATOR_CORES", "")
     if given.isdigit():
         return int(given)
     cores = len(os.sched_getaffinity(0))
     neighbours = os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or "1"
-    bound = cores < (os.cpu_count() or 1)  # as mpirun and srun may do
+    bound = cores < (os.cpu_count() or 1)  # mpirun and srun may do that
     return cores if bound or not neighbours.isdigit() else cores // max(int(neighbours), 1)

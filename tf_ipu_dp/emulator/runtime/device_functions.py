@@ -24,11 +24,11 @@ from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 _traced: Any = weakref.WeakKeyDictionary()  # tf.functions by the functions they were made from
-_copies: Any = weakref.WeakKeyDictionary()  # by the user's functions, and then by the IPUs of the device
+_copies: Any = weakref.WeakKeyDictionary()  # by user's function, then by number of IPUs of the device
 
 
 def extend_tensorflow() -> None:
-    """Makes functions look for a program of the device. Calling it twice is harmless."""
+    """Makes functions depend on the program of the device that calls them. Calling it twice is harmless."""
     _ignore_jit_compile()
     _cache_functions_by_program()
 
@@ -40,7 +40,7 @@ def is_traced(fn: Any) -> bool:
 
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
-    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # for a model that was made outside the scope
+    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # it runs a model that was made outside the scope
     if replicas.current() is None and not by_keras and strategy.ipus() > 1:
         return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
     return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
@@ -104,17 +104,17 @@ def _compile(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
         (tuple(args), kwargs),
     )
-    own = _copy_for_device(fn, system, count)
-    program = replicas.Program(own.replicas or count)
+    copy = _copy_for_device(fn, system, count)
+    program = replicas.Program(copy.replicas or count)
     try:
-        return _trace(strategy, own.function, args, kwargs, program, check_types)
+        return _trace(strategy, copy.function, args, kwargs, program, check_types)
     except Exception:
         if not program.fitting_replicas:
             raise
     # Tracing found a pipeline, which takes several IPUs for each replica.
-    own = _copy_for_device(fn, system, count, retrace=True)
-    own.replicas = program.fitting_replicas
-    return _trace(strategy, own.function, args, kwargs, replicas.Program(own.replicas), check_types)
+    copy = _copy_for_device(fn, system, count, retrace=True)
+    copy.replicas = program.fitting_replicas
+    return _trace(strategy, copy.function, args, kwargs, replicas.Program(copy.replicas), check_types)
 
 
 def _trace(
@@ -148,7 +148,7 @@ def _trace_concurrent(
         concurrent = _make_concurrent(strategy, fn, args, kwargs, program)
         if check_types:
             _check_types(concurrent.concrete)
-        # Objects that the key names by their ids are kept alive with it.
+        # The objects whose ids are in the key must stay alive as long as the key.
         strategy.concurrent_functions[key] = (concurrent, fn, others)
     return lambda: strategy.concurrent_functions[key][0](tensors)
 
@@ -167,8 +167,8 @@ def _make_concurrent(
     tensors, others, is_tensor = _split(args, kwargs)
 
     def call(*inputs: Any) -> Any:
-        given, kept = iter(inputs), iter(others)
-        flat = [next(given) if is_one else next(kept) for is_one in is_tensor]
+        tensors_in, others_in = iter(inputs), iter(others)
+        flat = [next(tensors_in) if is_one else next(others_in) for is_one in is_tensor]
         own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat, expand_composites=True)
         results = _as_replica(strategy, fn, own_args, own_kwargs)
         return None if isinstance(results, tf.Operation) else results
@@ -201,10 +201,10 @@ class _FunctionCopy:
 def _copy_for_device(fn: Any, system: Any, ipus: int, retrace: bool = False) -> _FunctionCopy:
     key = (weakref.ref(system), random_numbers.generation(), instances.members())
     of_sizes = _copies.setdefault(fn, {})
-    kept: Optional[_FunctionCopy] = of_sizes.get(ipus)
-    if retrace or kept is None or kept.key != key:
-        kept = of_sizes[ipus] = _FunctionCopy(fn._clone(None), key)
-    return kept
+    cached: Optional[_FunctionCopy] = of_sizes.get(ipus)
+    if retrace or cached is None or cached.key != key:
+        cached = of_sizes[ipus] = _FunctionCopy(fn._clone(None), key)
+    return cached
 
 
 def _check_types(concrete: Any) -> None:
@@ -214,7 +214,7 @@ def _check_types(concrete: Any) -> None:
 
 
 def _ignore_jit_compile() -> None:
-    """Lets `jit_compile=True` have no effect for the device: a compiled function cannot reach the host."""
+    """Makes `jit_compile=True` have no effect on the device: a compiled function cannot reach the host."""
     if patches.is_applied("jit compilation"):
         return
 
@@ -229,7 +229,7 @@ def _ignore_jit_compile() -> None:
 
 
 def _cache_functions_by_program() -> None:
-    """Lets a function that a program calls be traced for its replicas, even if it was traced for others before."""
+    """Makes TensorFlow trace a function again for a program with other replicas."""
     if patches.is_applied("function cache"):
         return
     owner: Any = function_context or function.Function
@@ -241,10 +241,10 @@ def _cache_functions_by_program() -> None:
         found, program = stock(*args, **kwargs), replicas.current()
         if program is None or tf.executing_eagerly():
             return found
-        own = (program.replicas, instances.members())
+        added = (program.replicas, instances.members())
         if not function_context:
-            return (*found[:-1], (found[-1], *own))
+            return (*found[:-1], (found[-1], *added))
         context = found.context
-        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *own)))
+        return found._replace(context=context._replace(xla_context_id=(context.xla_context_id, *added)))
 
     patches.set_attribute("function cache", owner, name, make)

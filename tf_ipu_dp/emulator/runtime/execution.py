@@ -35,11 +35,11 @@ in_use: List[Any] = []  # iterators that executions have read, until the run ove
 def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the function of an execution that trains: iterator in, logs out."""
 
-    def train(iterator: Any, own: ReplicaMetrics) -> Dict[str, Any]:
+    def train(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
         spans_instances = model_strategy.spans_instances(model)
         if shape.replicas * shape.accumulation == 1 and not spans_instances:
-            _train_like_keras(model, shape, iterator, own)
-            return own.logs(_all_reduce_results(model, own))
+            _train_like_keras(model, shape, iterator, replica_metrics)
+            return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
         updates = shape.steps // shape.accumulation
         packing = gradient_reduction.Packing(model.trainable_variables)
         statistics = InstanceStatistics(model) if spans_instances else None
@@ -47,36 +47,38 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
             with feeds.overlapping(after):
                 micro_batch = next(iterator)
-            with own.of_replica(replica):
+            with replica_metrics.of_replica(replica):
                 return call_as_replica(
                     model, lambda data: gradient_reduction.micro_batch_gradients(model, data), micro_batch
                 )
 
         def accumulate() -> gradient_reduction.Contribution:
-            moving = MovingStatistics(model, shape, own.concurrent)
+            moving = MovingStatistics(model, shape, replica_metrics.concurrent)
             return gradient_reduction.Contribution(
-                gradient_reduction.accumulate(model, shape, own.slices, packing, next_gradients, moving)
+                gradient_reduction.accumulate(model, shape, replica_metrics.slices, packing, next_gradients, moving)
             )
 
         def update(number: Any) -> List[Any]:
             del number
-            (sums,) = gradient_reduction.all_reduce(model, own.concurrent, "gradients", [accumulate()])
+            (sums,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "gradients", [accumulate()])
             gradient_reduction.apply(model, packing, sums)
             return []
 
         if statistics is None:
             graph_loops.repeat(updates, update)
-            return own.logs(_all_reduce_results(model, own))
+            return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
         if updates == 1:  # in one exchange
-            contributions = [accumulate(), statistics.contribution(), own.contribution()]
-            sums, totals, results = gradient_reduction.all_reduce(model, own.concurrent, "update", contributions)
+            contributions = [accumulate(), statistics.contribution(), replica_metrics.contribution()]
+            sums, totals, results = gradient_reduction.all_reduce(
+                model, replica_metrics.concurrent, "update", contributions
+            )
             gradient_reduction.apply(model, packing, sums)
         else:
             graph_loops.repeat(updates, update)
-            contributions = [statistics.contribution(), own.contribution()]
-            totals, results = gradient_reduction.all_reduce(model, own.concurrent, "results", contributions)
+            contributions = [statistics.contribution(), replica_metrics.contribution()]
+            totals, results = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "results", contributions)
         statistics.assign_mean(totals)
-        return own.logs(results)
+        return replica_metrics.logs(results)
 
     return _Execution(model, shape, train, "train_step")
 
@@ -84,15 +86,15 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the function of an execution that evaluates."""
 
-    def test(iterator: Any, own: ReplicaMetrics) -> Dict[str, Any]:
+    def test(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
         def step(number: Any) -> List[Any]:
-            with own.of_replica(number):
+            with replica_metrics.of_replica(number):
                 call_as_replica(model, model.test_step, next(iterator))
             return []
 
-        graph_loops.repeat(shape.steps * own.slices, step, in_flight=graph_loops.IN_FLIGHT)
+        graph_loops.repeat(shape.steps * replica_metrics.slices, step, in_flight=graph_loops.IN_FLIGHT)
         model._test_counter.assign_add(shape.steps)
-        return own.logs(_all_reduce_results(model, own))
+        return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
 
     return _Execution(model, shape, test, "test_step")
 
@@ -100,11 +102,11 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
 def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
     """Returns the function of an execution that predicts; the micro batches come back joined, in order."""
 
-    def predict(iterator: Any, own: ReplicaMetrics) -> Any:
+    def predict(iterator: Any, replica_metrics: ReplicaMetrics) -> Any:
         model._predict_counter.assign_add(shape.steps)
 
         def step(number: Any) -> Any:
-            with own.of_replica(number):
+            with replica_metrics.of_replica(number):
                 return call_as_replica(model, model.predict_step, next(iterator))
 
         first = step(tf.constant(0))
@@ -113,10 +115,10 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
         if shape.steps * shape.replicas == 1:
             return first
         stacked = [output[tf.newaxis] for output in tf.nest.flatten(first)]
-        count = shape.steps * own.slices
+        count = shape.steps * replica_metrics.slices
         if count > 1:
             stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, graph_loops.stack(count - 1, step, first))]
-        if own.concurrent:
+        if replica_metrics.concurrent:
             stacked = [_interleave(tensor) for tensor in replicas.all_reduce(stacked, tf.stack)]
         return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
 
@@ -141,7 +143,7 @@ class _Execution:
         with ipu_config.configured_system().executing():
             try:
                 return run(iterator)
-            except tf.errors.OutOfRangeError as error:  # which Keras would take for the end of the epoch
+            except tf.errors.OutOfRangeError as error:  # Keras would treat it as the end of the epoch
                 raise ValueError(
                     f"The dataset ended in the middle of an execution of {self._shape.steps} steps on "
                     f"{self._shape.replicas} replicas: repeat() it, or take fewer steps."
@@ -167,7 +169,7 @@ class _Execution:
                 model_building.build(self._model, iterator, self._step)
                 ReplicaMetrics(self._model, self._shape, concurrent=False).make_banks()
             self._sliced = tf.function(lambda iterator: self._trace(iterator, concurrent=False), autograph=False)
-            # TensorFlow takes all of these functions for one that is traced again and again.
+            # TensorFlow would mistake these functions for one function that is traced too often.
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
             with replicas.tracing(self._program):
@@ -186,8 +188,8 @@ class _Execution:
         if self._concurrent is None:
 
             def call(*parts: Any) -> Any:
-                own = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
-                return self._trace(own, concurrent=True)
+                replica_iterator = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
+                return self._trace(replica_iterator, concurrent=True)
 
             tensors = tf.nest.flatten(iterator, expand_composites=True)
             self._concurrent = ConcurrentFunction(call, tensors, replicas.Program(self._shape.replicas))
@@ -196,12 +198,12 @@ class _Execution:
         return self._concurrent(tf.nest.flatten(iterator, expand_composites=True))
 
 
-def _train_like_keras(model: Any, shape: Shape, iterator: Any, own: ReplicaMetrics) -> None:
+def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: ReplicaMetrics) -> None:
     """Runs the model's own training step: there is nothing to reduce. The model may have no variables yet."""
 
     def update(number: Any) -> List[Any]:
         del number
-        with own.of_replica(0):
+        with replica_metrics.of_replica(0):
             call_as_replica(model, model.train_step, next(iterator))
         model._train_counter.assign_add(1)
         return []
@@ -209,8 +211,10 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, own: ReplicaMetri
     graph_loops.repeat(shape.steps, update)
 
 
-def _all_reduce_results(model: Any, own: ReplicaMetrics) -> List[Any]:
-    return gradient_reduction.all_reduce(model, own.concurrent, "results", [own.contribution()])[0]
+def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any]:
+    return gradient_reduction.all_reduce(
+        model, replica_metrics.concurrent, "results", [replica_metrics.contribution()]
+    )[0]
 
 
 def _interleave(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How one execution of a Keras model is made up."""
+"""The shape of one execution of a Keras model: steps, replicas, accumulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How programs of the device take their input: handed out to the replicas, and timed.
+"""The input of programs of the device: distributed to the replicas, and timed.
 
 Replicas that run concurrently share one iterator: replica 0 draws an element for each, in order.
 """
@@ -22,14 +22,14 @@ _work_before: List[Any] = []
 
 
 def extend_tensorflow() -> None:
-    """Makes iterators look for a program of the device. Calling it twice is harmless."""
+    """Makes iterators feed the replicas of a program of the device. Calling it twice is harmless."""
     if not patches.is_applied(_PATCH):
         _stock[:] = [gen_dataset_ops.iterator_get_next]
         patches.set_attribute(_PATCH, gen_dataset_ops, "iterator_get_next", _get_next)
 
 
 def seconds_waited() -> float:
-    """Returns the seconds of waiting since the last call. For when no program runs."""
+    """Returns the seconds of waiting since the last call. Must be called between executions."""
     _meter.clear_unfinished()
     seconds = seconds_waited_so_far()
     _reported_s[0] += seconds
@@ -48,7 +48,7 @@ def is_waiting() -> bool:
 
 @contextlib.contextmanager
 def overlapping(results: Sequence[Any]) -> Iterator[None]:
-    """Inside, waiting counts only from when these results are there: until then the device is still busy."""
+    """Inside, waiting counts only after these results are computed: until then the device is still busy."""
     _work_before.append(results)
     try:
         yield
@@ -65,14 +65,14 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
         work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
         asked = wait_meter.now()
         # The draw does not wait for the work: the next element may be fetched meanwhile. But this reading of the clock
-        # is traced before the one after the draw, since TensorFlow takes them in the order in which they are traced.
+        # is traced before the one after the draw, since TensorFlow runs them in the order in which they are traced.
         began = tf.maximum(asked, wait_meter.now(work)) if work else asked
         _meter.begin([began])
         with tf.control_dependencies([asked]):
             element = _stock[0](iterator, output_types, output_shapes, name=name)
         got = wait_meter.now(element)
         _meter.spend(got - began)
-        # Noted before anything is computed from the element, which may occupy the only thread for long.
+        # Recorded before anything is computed from the element, which may occupy the only thread for long.
         with tf.control_dependencies([_meter.end(element)]):
             return [tf.identity(part) for part in element]
 

@@ -2,12 +2,12 @@
 
 1. `micro_batch_gradients` runs the model's own training step on one micro batch, without its update.
 2. `accumulate` adds up the gradients of an update in place: over the micro batches of a replica, and over the replicas
-   of this instance if they are time-sliced. The mean over the accumulated micro batches is taken here, if it is wanted.
+   of this instance if they are time-sliced. The mean over the accumulated micro batches, if requested, is taken here.
 3. `all_reduce` sums over the replicas of this instance that run concurrently, then over all instances.
 4. `apply` makes one weight update of the sums, which is the same on all replicas.
 
 Between 2 and 4 gradients are packed (`Packing`). Gradients are summed over replicas, never averaged, as the SDK does.
-Programs with a training loop of their own reduce through their strategy instead, in its `_batch_reduce_to`.
+Programs with a custom training loop reduce through their strategy instead, in its `_batch_reduce_to`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, r
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 
 # How much of the backward pass is left when the next forward pass begins, counted in gradients. The later it begins,
-# the more of the activations before it are gone: here two take little more memory than one, and keep the cores busy.
+# the more of the earlier activations are freed: with this value two passes take little more memory than one.
 _BACKWARD_LEFT = 0.35
 _LARGE = 1 << 16  # elements
 
 
 class StateOfReplicas(Protocol):
-    """Other variables that forward passes change, which time-sliced replicas must not see of each other."""
+    """Other variables that forward passes change. A time-sliced replica must not see another one's values."""
 
     def begin(self) -> List[Any]:
         """Returns the values that every replica starts a micro batch with; nothing if replicas are not time-sliced."""
@@ -39,13 +39,13 @@ class StateOfReplicas(Protocol):
         """Returns what a loop over the replicas carries before the first one."""
 
     def restore(self, start: List[Any]) -> None:
-        """Gives the variables the values that every replica starts with."""
+        """Assigns the variables the values that every replica starts with."""
 
     def collect(self, carried: Sequence[Any], start: List[Any], replica: Any) -> List[Any]:
         """Returns what the loop carries with the values of one more replica."""
 
     def finish(self, carried: Sequence[Any]) -> None:
-        """Gives the variables the values that are kept of all replicas."""
+        """Assigns the variables their final values from those of all replicas."""
 
 
 def micro_batch_gradients(model: Any, data: Any) -> List[Any]:
@@ -72,8 +72,8 @@ def accumulate(
     `next_gradients` returns the gradients of a replica's next micro batch. It takes the replica's number, and what was
     accumulated before: the device is busy, and does not wait for input, until that is computed.
     """
-    nothing = packing.zeros(_accumulator_dtypes(packing))
-    own = len(nothing)
+    zeros = packing.zeros(_accumulator_dtypes(packing))
+    packed_count = len(zeros)
     until: List[Any] = []
 
     def step_of_all_replicas(number: Any, *total: Any) -> List[Any]:
@@ -85,24 +85,24 @@ def accumulate(
             gradients = next_gradients(replica, carried)
             until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
             totals = [before + tf.cast(each, before.dtype) for before, each in zip(carried, packing.pack(gradients))]
-            return totals + state.collect(carried[own:], start, replica)
+            return totals + state.collect(carried[packed_count:], start, replica)
 
         carried = [*total, *(state.zeros() if start else [])]
         carried = graph_loops.repeat(slices, step_of_one_replica, carried, graph_loops.IN_FLIGHT, until)
-        state.finish(carried[own:])
+        state.finish(carried[packed_count:])
         model._train_counter.assign_add(1)
-        return carried[:own]
+        return carried[:packed_count]
 
     if shape.replicas > 1:  # their state must be final before their next micro batches
-        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing)
+        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros)
     else:
-        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, nothing, graph_loops.IN_FLIGHT, until)
+        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros, graph_loops.IN_FLIGHT, until)
     return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
 
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """Tensors to be reduced, and how the values of concurrent replicas become one. Instances are always summed."""
+    """Tensors to be reduced, and how the values of concurrent replicas are combined. Instances are always summed."""
 
     tensors: List[Any]
     combine: Callable[[List[Any]], Any] = replicas.sum_values
@@ -111,8 +111,8 @@ class Contribution:
 def all_reduce(model: Any, concurrent: bool, name: str, contributions: Sequence[Contribution]) -> List[List[Any]]:
     """Returns the tensors of each contribution, combined over the concurrent replicas and summed over the instances.
 
-    All of them travel in one exchange, since each exchange costs a small model more time than its computation. So
-    metrics and moving statistics go along with the gradients where an execution makes one update.
+    All of them are sent in one exchange, because for a small model each exchange takes longer than the computation. So
+    metrics and moving statistics are sent with the gradients if an execution makes one update.
     """
     tensors = [tensor for each in contributions for tensor in each.tensors]
     combines = [each.combine for each in contributions for _ in each.tensors]
@@ -132,7 +132,7 @@ def all_reduce(model: Any, concurrent: bool, name: str, contributions: Sequence[
 
 
 def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
-    """Makes one weight update with reduced gradients. It is traced once and stands for all replicas."""
+    """Makes one weight update with reduced gradients. It is traced once for all replicas."""
     program = replicas.current()
     assert program is not None
     updating = dataclasses.replace(program, updating=True)
@@ -147,28 +147,28 @@ def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
 
 
 class Packing:
-    """Many small tensors as few: what a loop carries and instances exchange costs by the tensor, not by the byte.
+    """Packs many small tensors into few: loops and exchanges between instances cost per tensor, not per byte.
 
-    The small tensors of a type lie one after the other in a vector, the same order each time. Large ones stay as they
-    are: to copy them would cost memory.
+    The small tensors of a type are concatenated in a vector, always in the same order. Large ones are not packed:
+    copying them would cost memory.
     """
 
     def __init__(self, like: Sequence[Any]) -> None:
         self._shapes = [tf.TensorShape(each.shape) for each in like]
         self._sizes = [shape.num_elements() for shape in self._shapes]
-        self._alone: List[int] = []
+        self._unpacked: List[int] = []
         vectors: Dict[Any, List[int]] = {}
         for place, each in enumerate(like):
             size = self._sizes[place]
             if size is None or size >= _LARGE:
-                self._alone.append(place)
+                self._unpacked.append(place)
             else:
                 vectors.setdefault(tf.as_dtype(each.dtype).base_dtype, []).append(place)
         self._vectors = list(vectors.values())
-        self._dtypes = [*vectors, *(tf.as_dtype(like[place].dtype).base_dtype for place in self._alone)]
+        self._dtypes = [*vectors, *(tf.as_dtype(like[place].dtype).base_dtype for place in self._unpacked)]
 
     def pack(self, tensors: Sequence[Any]) -> List[Any]:
-        """Returns the vectors, then the tensors that stay alone."""
+        """Returns the vectors, then the large tensors."""
         flat = tf.constant([-1])
 
         def flatten(place: int) -> Any:
@@ -177,16 +177,16 @@ class Packing:
             return tf.raw_ops.Reshape(tensor=tensors[place], shape=flat)
 
         packed = [tf.concat([flatten(place) for place in places], axis=0) for places in self._vectors]
-        return packed + [tensors[place] for place in self._alone]
+        return packed + [tensors[place] for place in self._unpacked]
 
     def unpack(self, packed: Sequence[Any]) -> List[Any]:
-        """Returns what was packed."""
+        """Returns the original tensors."""
         tensors: List[Any] = [None] * len(self._shapes)
         for places, vector in zip(self._vectors, packed):
             for place, part in zip(places, tf.split(vector, [self._sizes[place] for place in places])):
                 shape = self._shapes[place]
                 tensors[place] = part if shape.rank == 1 else tf.reshape(part, shape)
-        for place, tensor in zip(self._alone, packed[len(self._vectors) :]):
+        for place, tensor in zip(self._unpacked, packed[len(self._vectors) :]):
             tensors[place] = tensor
         return tensors
 
@@ -197,15 +197,15 @@ class Packing:
     def zeros(self, dtypes: Optional[Sequence[Any]] = None) -> List[Any]:
         """Returns packed zeros, of other types if they are given."""
         sizes = [[sum(self._sizes[place] for place in places)] for places in self._vectors]
-        shapes = [*sizes, *(self._shapes[place] for place in self._alone)]
+        shapes = [*sizes, *(self._shapes[place] for place in self._unpacked)]
         return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes or self._dtypes)]
 
 
 def _accumulator_dtypes(packing: Packing) -> List[Any]:
     """Returns the types in which gradients are added up.
 
-    Where TensorFlow is asked to be deterministic, sums are so exact that the order in which instances and replicas add
-    makes no difference. Otherwise the last bit sometimes decides on which side of a ReLU a value lies.
+    In deterministic mode, sums are so exact that the order in which instances and replicas add makes no difference.
+    Otherwise the last bit sometimes decides on which side of a ReLU a value is.
     """
     if not _is_deterministic():
         return packing.dtypes()
@@ -218,7 +218,7 @@ def _is_deterministic() -> bool:
 
 
 class _GradientCatcher:
-    """Takes the place of the optimizer during a forward and backward pass, and keeps the gradients."""
+    """Replaces the optimizer during a forward and backward pass, and stores the gradients."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -228,7 +228,7 @@ class _GradientCatcher:
         return getattr(self._optimizer, name)
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
-        """Keeps the gradients instead of applying them. Optimizers that scale the loss do so in here."""
+        """Stores the gradients instead of applying them. Optimizers that scale the loss do so in here."""
         compute = getattr(self._optimizer, "_compute_gradients", None) or self._optimizer.compute_gradients
         self.gradients = [gradient for gradient, _ in compute(loss, var_list, tape=tape)]
 

@@ -1,6 +1,6 @@
 """Loops of the graph over micro batches, so that tracing does not grow with replicas, accumulation or steps.
 
-Two micro batches may be in flight at a time, while everything that has an effect keeps the order of the steps.
+Two micro batches may be in flight at a time, but operations with side effects keep the order of the steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 IN_FLIGHT = 2
-# Random operations draw from streams of their own, which have no order that a program could rely on.
+# Random operations have separate streams, whose order no program relies on.
 _UNORDERED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "VarHandleOp")
 
 
@@ -22,9 +22,9 @@ def repeat(
     in_flight: int = 1,
     until: Sequence[Any] = (),
 ) -> List[Any]:
-    """Repeats the body and returns what it carries. Repetitions may overlap; what has an effect keeps their order.
+    """Repeats the body and returns the carried values. Repetitions may overlap; side effects keep their order.
 
-    In `until` the body puts what a repetition must have computed before the next one begins to have effects.
+    The body puts into `until` what a repetition must have computed before the side effects of the next one begin.
     """
     if count == 1:
         return list(body(tf.constant(0), *carried))

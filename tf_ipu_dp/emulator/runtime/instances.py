@@ -1,7 +1,7 @@
 """Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
 
 Everything that instances exchange goes through here, so that all of them make the same calls in the same order. It is
-timed, because the others wait here for an instance that is late.
+timed, because this is where instances wait for a slow one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tf_ipu_dp.emulator.runtime import wait_meter
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _connected = False
-_server: Any = None  # of instance 0, where no launcher has one
+_server: Any = None  # on instance 0, if the launcher runs none
 _sets: Dict[FrozenSet[int], Any] = {}
 _confined: List[FrozenSet[int]] = []
 _meter = wait_meter.Meter()  # of traced programs
 _eager_lock = threading.Lock()
-_LEAST_PRIORITY = 19
+_LOWEST_PRIORITY = 19
 _eager_seconds = 0.0
 _eager_calls = 0
 
@@ -35,12 +35,12 @@ def count() -> int:
 
 
 def position() -> int:
-    """Returns the place of this instance among them."""
-    return sorted(_confined[-1]).index(_own_index()) if _confined else _own_index()
+    """Returns the index of this instance among them."""
+    return sorted(_confined[-1]).index(_instance_index()) if _confined else _instance_index()
 
 
 def members() -> Optional[FrozenSet[int]]:
-    """Returns the instances that collectives are confined to, or None. What is traced is traced for them."""
+    """Returns the instances that collectives are confined to, or None. Functions are traced for this subset."""
     return _confined[-1] if _confined else None
 
 
@@ -52,14 +52,14 @@ def connect() -> None:
 
         horovod = _horovod()
         if not horovod.is_initialized():
-            if rendezvous.is_by_mpi(os.environ, horovod.mpi_built()):
-                # Process sets from the start, because MPI cannot be restarted; and Open MPI must not occupy the cores
-                # of those that compute while it waits.
+            if rendezvous.connects_by_mpi(os.environ, horovod.mpi_built()):
+                # Process sets are enabled from the start, because MPI cannot be restarted. While it waits, Open MPI
+                # must yield the cores to processes that compute.
                 wanted = {_SETS: "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
                 unset = {name: value for name, value in wanted.items() if name not in os.environ}
                 patches.set_environment("horovod settings", unset)
             else:
-                _server = rendezvous.complete(os.environ, _own_index(), _size())
+                _server = rendezvous.complete(os.environ, _instance_index(), _size())
             _start(horovod)
         else:
             _send_exit_notice_at_exit()
@@ -78,7 +78,7 @@ def is_connected() -> bool:
 
 
 def disconnect() -> None:
-    """Leaves the job."""
+    """Closes the connection to the other instances."""
     global _connected, _server  # noqa: PLW0603
     if _connected and _size() > 1:
         _horovod().shutdown()
@@ -91,7 +91,7 @@ def disconnect() -> None:
 
 @contextlib.contextmanager
 def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
-    """Confines collectives to a subset of the instances; yields whether this is one of them. All instances call it."""
+    """Confines collectives to a subset of the instances; yields whether this is one of them. All must call it."""
     unknown = sorted(members - set(range(_size())))
     if unknown or not members:
         raise ValueError(f"There is no instance {unknown[0] if unknown else 'in an empty set'} of {_size()}.")
@@ -106,7 +106,7 @@ def confined_to(members: FrozenSet[int]) -> Iterator[bool]:
         _sets[members] = _horovod().add_process_set(sorted(members))
     _confined.append(members)
     try:
-        yield _own_index() in members
+        yield _instance_index() in members
     finally:
         _confined.pop()
 
@@ -128,8 +128,8 @@ def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
 
-        def exchange(given: List[Any], own: str = f"{name}.{dtype.name}") -> Sequence[Any]:
-            return horovod.grouped_allreduce(given, op=horovod.Sum, name=own, **_options())
+        def exchange(given: List[Any], full_name: str = f"{name}.{dtype.name}") -> Sequence[Any]:
+            return horovod.grouped_allreduce(given, op=horovod.Sum, name=full_name, **_options())
 
         sums.update(zip(places, _timed([tensors[place] for place in places], exchange)))
     return [sums[place] for place in range(len(tensors))]
@@ -145,7 +145,7 @@ def all_gather(tensor: Any, name: Optional[str] = None) -> Any:
 
 
 def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
-    """Returns the tensor of instance 0, or of the first of those it is confined to."""
+    """Returns the tensor of instance 0, or of the first instance of the subset."""
     if count() == 1:
         return tensor
     root = min(_confined[-1]) if _confined else 0
@@ -153,12 +153,12 @@ def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
 
 
 def seconds_in_collectives() -> float:
-    """Returns the time that this process has spent in collectives so far, most of it waiting for others."""
+    """Returns the time that this process has spent in collectives so far, mostly waiting for others."""
     return _meter.seconds() + _eager_seconds
 
 
 def is_waiting() -> bool:
-    """Whether this process is in a collective now. For other threads."""
+    """Whether this process is in a collective now. Can be called from any thread."""
     return _eager_calls > 0 or _meter.is_waiting()
 
 
@@ -175,18 +175,18 @@ def _start(horovod: Any) -> None:
     """Starts Horovod with its threads at the lowest priority.
 
     They poll the other instances a thousand times a second, which costs each instance a third of a core. At the lowest
-    priority they use the cores only while nothing computes.
+    priority they use the cores only while these are idle.
     """
     before = _threads()
     horovod.init()
     _send_exit_notice_at_exit()
     for thread in _threads() - before:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, _LEAST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
 
 
 def _send_exit_notice_at_exit() -> None:
-    """Lets poprun know when this process exits. Called after every start of Horovod."""
+    """Registers an exit handler that notifies poprun. Called after every start of Horovod."""
     if orphans.JOB_VARIABLE in os.environ:
         # Exit handlers run in reverse order: this one before Horovod's, whose shutdown the other instances notice.
         atexit.unregister(_send_exit_notice)
@@ -194,8 +194,8 @@ def _send_exit_notice_at_exit() -> None:
 
 
 def _send_exit_notice(pid: int) -> None:
-    if os.getpid() == pid:  # and not a child's
-        exit_notices.send(os.environ, _own_index())
+    if os.getpid() == pid:  # not in a forked child
+        exit_notices.send(os.environ, _instance_index())
 
 
 def _threads() -> Set[int]:
@@ -222,7 +222,7 @@ def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return list(exchange(tensors))
     moment = wait_meter.now(tensors)
-    # Noting the beginning also puts the collectives of a program into an order, which is the same everywhere.
+    # Recording the beginning also orders the collectives of a program, in the same way on all instances.
     with tf.control_dependencies([_meter.begin([moment])]):
         received = list(exchange([tf.identity(tensor) for tensor in tensors]))
     with tf.control_dependencies([_meter.end(received), _meter.spend(wait_meter.now(received) - moment)]):
@@ -239,7 +239,7 @@ def _size() -> int:
     return total // local
 
 
-def _own_index() -> int:
+def _instance_index() -> int:
     names = (popdist_variables.REPLICA_OFFSET, popdist_variables.LOCAL_REPLICAS)
     offset, local = (int(os.environ.get(name, "0")) for name in names)
     return offset // (local or 1)

@@ -21,21 +21,21 @@ _BANKS = "_ipu_emulator_metric_banks"
 
 
 class ReplicaMetrics:
-    """The model's metrics on each replica. Time-sliced replicas keep theirs in banks and take turns with Keras' own."""
+    """The model's metrics on each replica. Those of time-sliced ones are in banks, and loaded into Keras' in turn."""
 
     def __init__(self, model: Any, shape: Shape, concurrent: bool) -> None:
         self._model, self._shape, self.concurrent = model, shape, concurrent
         self.slices = 1 if concurrent else shape.replicas
 
     def make_banks(self) -> None:
-        """Makes the variables that replicas keep their metrics in, if the metrics are known before tracing."""
+        """Makes the variables that store the replicas' metrics, if the metrics exist before tracing."""
         if self.slices > 1:
             for variable in self._variables():
                 self._bank(variable)
 
     @contextlib.contextmanager
     def of_replica(self, number: Any) -> Iterator[None]:
-        """What is traced inside is done by the replica whose turn it is, with its own metrics."""
+        """Inside, operations are traced for one replica, with its own metrics."""
         program = replicas.current()
         assert program is not None
         replica = tf.cast(number, tf.int32) % self.slices
@@ -55,7 +55,7 @@ class ReplicaMetrics:
             step_logs(self._model).enqueue(metric_results(self._model))
 
     def contribution(self) -> Contribution:
-        """Returns what `logs` needs of all replicas and instances."""
+        """Returns what `logs` needs from all replicas and instances."""
         if self.concurrent:
             results = [tf.convert_to_tensor(value) for value in metric_results(self._model).values()]
             return Contribution(results, lambda values: self._reduce(tf.stack(values)))
@@ -65,7 +65,7 @@ class ReplicaMetrics:
         return Contribution([variable.read_value() for variable in self._variables()] if spans_instances else [])
 
     def logs(self, reduced: Sequence[Any]) -> Dict[str, Any]:
-        """Returns the logs from the reduced contributions: the last replica's metrics, or all replicas' if asked."""
+        """Returns the logs from the reduced contributions: metrics of the last replica or of all."""
         spans = model_strategy.spans_instances(self._model)
         if self.concurrent:
             return {
@@ -91,7 +91,7 @@ class ReplicaMetrics:
             signature.update({name: tf.TensorSpec(value.shape, value.dtype) for name, value in results.items()})
             return results
 
-        # Traced once and called in a loop, which has to know the types of the results before.
+        # Traced once and called in a loop, which needs the types of the results in advance.
         results_of = tf.function(trace, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
         if self._shape.metrics == "NONE":
             last: Dict[str, Any] = results_of(tf.constant(self._shape.replicas - 1))
@@ -117,20 +117,20 @@ class ReplicaMetrics:
 
     def _bank(self, variable: Any) -> Any:
         banks = vars(self._model).setdefault(_BANKS, {})
-        known, bank = banks.get(id(variable), (None, None))
-        if known is not variable or bank.shape[0] != self._shape.replicas:
+        owner, bank = banks.get(id(variable), (None, None))
+        if owner is not variable or bank.shape[0] != self._shape.replicas:
             with tf.init_scope():
-                # From this initializer a strategy knows that all instances start with the same value.
+                # This initializer shows a strategy that all instances start with the same value.
                 shape = [self._shape.replicas, *variable.shape]
                 zeros = functools.partial(tf.keras.initializers.Zeros(), shape, dtype=variable.dtype)
                 bank = tf.Variable(zeros, trainable=False)
-                if tf.executing_eagerly() and np.any(_own_value(variable).numpy()):
-                    bank.assign(tf.broadcast_to(_own_value(variable), shape))
+                if tf.executing_eagerly() and np.any(_local_value(variable).numpy()):
+                    bank.assign(tf.broadcast_to(_local_value(variable), shape))
             banks[id(variable)] = (variable, bank)
         return bank
 
 
-def _own_value(variable: Any) -> Any:
+def _local_value(variable: Any) -> Any:
     """Returns a metric's value in this instance; reading the variable otherwise adds up over the instances."""
     return getattr(variable, "_primary", variable).read_value()
 
@@ -142,7 +142,7 @@ def step_logs(model: Any) -> ipu_outfeed_queue.IPUOutfeedQueue:
 
 
 def metric_results(model: Any) -> Dict[str, Any]:
-    """Returns the present values of the model's metrics."""
+    """Returns the current values of the model's metrics."""
     logs: Dict[str, Any] = {}
     for metric in model.metrics:
         result = metric.result()
@@ -154,9 +154,9 @@ def metric_results(model: Any) -> Dict[str, Any]:
 
 
 def reset_metrics(model: Any) -> None:
-    """Resets the metrics of all replicas, as Keras resets those that it knows of."""
+    """Resets the metrics of all replicas. Keras itself resets only its own variables."""
     for variable, bank in vars(model).get(_BANKS, {}).values():
-        bank.assign(tf.broadcast_to(_own_value(variable), bank.shape))
+        bank.assign(tf.broadcast_to(_local_value(variable), bank.shape))
 
 
 def converting_code() -> Any:

@@ -10,10 +10,10 @@ from tf_ipu_dp.emulator.runtime import model_strategy
 
 
 def build(model: Any, iterator: Any, step: str) -> None:
-    """Makes the variables of model, losses, metrics and optimizer, which the loops have to know from the start.
+    """Makes the variables of model, losses, metrics and optimizer, which must exist before the loops are traced.
 
     `step` is the name of the method to be run. For prediction only the model's own variables are made: it may have no
-    loss, and its metrics have nothing to compare.
+    loss, and its metrics have no labels.
     """
     predicts = step == "predict_step"
     if not model.built or not (predicts or _build_metrics(model, iterator.element_spec)):
@@ -27,7 +27,7 @@ def build(model: Any, iterator: Any, step: str) -> None:
 
 
 def _build_metrics(model: Any, spec: Any) -> bool:
-    """Makes the metrics from the model's known outputs, which costs no tracing; returns whether that could be done."""
+    """Makes the metrics from the model's outputs, without tracing; returns whether that was possible."""
     outputs = getattr(model, "outputs", None)
     if not outputs or not isinstance(spec, tuple) or len(spec) < 2:
         return False

@@ -1,4 +1,4 @@
-"""What an execution asks the strategy of a Keras model."""
+"""What an execution needs from the strategy of a Keras model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Variables that forward passes change besides weights and metrics, like the moving averages of batch normalisation.
 
-Every replica starts a micro batch with the same values. Afterwards the mean of the floats is kept, and replica 0's
-value of the rest. Between instances the mean is taken once per execution.
+Every replica starts a micro batch with the same values. Afterwards floats get the mean over the replicas, and other
+types replica 0's value. Between instances the mean is taken once per execution.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MovingStatistics:
         self._replicas, self._concurrent = shape.replicas, concurrent
 
     def begin(self) -> List[Any]:
-        """Returns the values that time-sliced replicas start with; nothing for others, which have their own."""
+        """Returns the values that time-sliced replicas start with; an empty list for concurrent ones."""
         return self._read() if self._replicas > 1 and not self._concurrent else []
 
     def zeros(self) -> List[Any]:
@@ -32,17 +32,17 @@ class MovingStatistics:
         return self._packing.zeros()
 
     def restore(self, start: List[Any]) -> None:
-        """Gives the variables the values that every replica starts with."""
+        """Assigns the variables the values that every replica starts with."""
         if start:
             self._assign(start)
 
     def collect(self, carried: Sequence[Any], start: List[Any], replica: Any) -> List[Any]:
         """Returns what the loop carries with the values of one more replica."""
         values = self._read() if start else []
-        return [_collect_one(kept, value, replica) for kept, value in zip(carried, values)]
+        return [_collect_one(collected, value, replica) for collected, value in zip(carried, values)]
 
     def finish(self, carried: Sequence[Any]) -> None:
-        """Gives the variables the mean over the replicas."""
+        """Assigns the variables the mean over the replicas."""
         if self._concurrent:
             carried = replicas.all_reduce(self._read(), _sum_or_first)
         count = self._replicas
@@ -59,7 +59,7 @@ class MovingStatistics:
 class InstanceStatistics:
     """The same variables, averaged over the instances at the end of an execution.
 
-    They are linear in what the forward passes add, so once per execution is enough.
+    They are linear in what the forward passes add, so averaging once per execution is enough.
     """
 
     def __init__(self, model: Any) -> None:
@@ -71,7 +71,7 @@ class InstanceStatistics:
         return Contribution(self._packing.pack([each.value() for each in self._variables]), lambda values: values[0])
 
     def assign_mean(self, totals: Sequence[Any]) -> None:
-        """Gives the variables the mean, from the sums over all instances."""
+        """Assigns the variables the mean, from the sums over all instances."""
         means = [total / tf.cast(instances.count(), total.dtype) for total in totals]
         for variable, mean in zip(self._variables, self._packing.unpack(means)):
             variable.assign(mean)
@@ -82,8 +82,8 @@ def _moving_variables(model: Any) -> List[Any]:
     return [each for each in model.non_trainable_variables if not each.trainable and id(each) not in metrics]
 
 
-def _collect_one(kept: Any, value: Any, replica: Any) -> Any:
-    return kept + value if value.dtype.is_floating else tf.where(tf.equal(replica, 0), value, kept)
+def _collect_one(collected: Any, value: Any, replica: Any) -> Any:
+    return collected + value if value.dtype.is_floating else tf.where(tf.equal(replica, 0), value, collected)
 
 
 def _sum_or_first(values: List[Any]) -> Any:

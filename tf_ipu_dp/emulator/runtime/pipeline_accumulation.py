@@ -1,7 +1,7 @@
 """Gradients and outputs of a pipeline's micro batches, accumulated in the loop over them.
 
-A loop has to know its variables before it is traced, and which gradients there are is known only afterwards. So the
-loop carries one vector for each type, which holds all tensors of the type one after the other.
+The variables of a loop must be known before it is traced, but its gradients are known only afterwards. So the loop
+carries one vector for each type, which is the concatenation of all tensors of the type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SUMMABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
 
 
 class GradientAccumulation:
-    """The gradients of the micro batches of one update, reduced as asked, and the update."""
+    """The gradients of the micro batches of one update, reduced by the given method, and the update."""
 
     def __init__(self, count: int, method: Method, dtype: Any) -> None:
         self._count, self._method, self._dtype = count, method, dtype
@@ -106,5 +106,5 @@ def _from_vectors(vectors: Sequence[Any], like: Sequence[Any]) -> List[Any]:
 
 
 def _accumulated_so_far(vector: Any, arrived: Any, position: Any) -> Any:
-    """Returns what has been accumulated: nothing before the first micro batch of an update."""
+    """Returns the accumulated values: zeros before the first micro batch of an update."""
     return tf.cond(tf.equal(position, 0), lambda: tf.zeros_like(arrived), lambda: vector)

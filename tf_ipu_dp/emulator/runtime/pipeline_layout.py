@@ -1,4 +1,4 @@
-"""Schedules and device mappings of pipelines, and the rules that the SDK checks for them. They change no number."""
+"""Schedules and device mappings of pipelines, and the SDK's rules for them. They do not affect results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_layout(
     training: bool,
     *stage_options: Optional[Sequence[Any]],
 ) -> None:
-    """Raises for too few stages, for lists of a wrong length, and for stages that the schedule cannot place so."""
+    """Raises for too few stages, for lists of a wrong length, and for an unsupported device mapping."""
     if stages < 2:
         raise ValueError(f"Pipeline requires at least two computational stages. There is {stages}.")
     if len(devices) != stages:
@@ -85,7 +85,7 @@ def check_layout(
             raise ValueError(f"There are Poplar options for {len(options)} stages, but {stages} stages.")
     used = flat(devices)
     if training and schedule == PipelineSchedule.Interleaved and len(set(used)) != len(used):
-        raise NotImplementedError("Training with the Interleaved schedule needs a device of its own for every stage.")
+        raise NotImplementedError("Training with the Interleaved schedule needs a separate device for every stage.")
 
 
 def check_iterations(iterations: int, stages: int, schedule: PipelineSchedule, training: bool) -> None:
@@ -170,5 +170,5 @@ def _poplar_options(name: str, options: Optional[Dict[str, str]]) -> Dict[str, s
 
 
 def flat(nested: Sequence[Union[Any, Sequence[Any]]]) -> List[Any]:
-    """Returns the entries, and those of a list among them in its place."""
+    """Returns the entries, with nested lists flattened."""
     return [one for entry in nested for one in (entry if isinstance(entry, (list, tuple)) else [entry])]

@@ -1,4 +1,4 @@
-"""TF_POPLAR_FLAGS as the SDK's TensorFlow reads it: what it does not know ends the program. Pure."""
+"""TF_POPLAR_FLAGS as the SDK's TensorFlow reads it: an unknown flag ends the program. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class FlagError(ValueError):
 
 
 def read(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the flags by their names; a switch is "true" or "false". Of one that is given twice the last counts."""
+    """Returns the flags by their names; a switch is "true" or "false". The last value of a flag counts."""
     flags: Dict[str, str] = {}
     for word in environ.get(NAME, "").split():
         name, given, value = word[2:].partition("=")
         if not word.startswith("--") or name not in _KNOWN:
             near = difflib.get_close_matches(name.lstrip("-"), _KNOWN, 1)
             advice = f"the nearest is --{near[0]}" if near else "they are " + ", ".join(f"--{each}" for each in _KNOWN)
-            raise FlagError(f"{NAME} has {word}, which the SDK does not know and ends the program for; {advice}.")
+            raise FlagError(f"{NAME} has the unknown flag {word}, which ends the program as with the SDK; {advice}.")
         flags[name] = _check(name, value) if given or name not in _SWITCHES else "true"
     if "synthetic_data_initializer" in flags and not {"use_synthetic_data", "synthetic_data_categories"} & set(flags):
         raise FlagError(f"{NAME} has --synthetic_data_initializer without --use_synthetic_data.")

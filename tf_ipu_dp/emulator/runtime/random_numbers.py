@@ -31,7 +31,7 @@ _seed: List[Any] = []
 
 
 def extend_tensorflow() -> None:
-    """Makes random operations look for a program of the device. Calling it twice is harmless."""
+    """Makes random operations depend on the program of the device that runs them. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
     replacements = {name: _dispatch(name, make) for name, make in _STATELESS.items()}
@@ -60,7 +60,7 @@ def generation() -> int:
 
 
 def is_device_random() -> bool:
-    """Whether the program being traced draws its numbers from here."""
+    """Whether the program being traced draws its random numbers from this module."""
     program = replicas.current()
     if program is None or tf.executing_eagerly():
         return False
@@ -94,8 +94,8 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
         counter = _variable()
         _counters.append(counter)
     executions = counter.assign_add(1, read_value=True) - 1
-    # The same for each operation whatever else the process does: its place in the program, and its own seeds.
-    own = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
+    # Depends only on the operation: its position in the program, and its own seeds.
+    operation_key = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
     program.random_ops += 1
     shared = program.replicas if not program.concurrent and not program.updating else 1
     number = program.index() + popdist.getReplicaIndexOffset()
@@ -103,7 +103,7 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     if _reset[0] is not None:
         start, differ = tf.unstack(_seed_variable().read_value())
         number *= differ
-    first = tf.random.stateless_uniform([2], [start, own], minval=None, maxval=None, dtype=tf.int32)
+    first = tf.random.stateless_uniform([2], [start, operation_key], minval=None, maxval=None, dtype=tf.int32)
     return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + executions // shared])
 
 
@@ -115,7 +115,7 @@ def _seed_variable() -> Any:
 
 
 def _variable(start: Any = 0) -> Any:
-    """Makes integers outside the function being traced, which may not make variables of its own."""
+    """Makes an integer variable. TensorFlow may forbid tf.Variable in the function being traced."""
     return resource_variable_ops.ResourceVariable(start, dtype=tf.int32, trainable=False)
 
 

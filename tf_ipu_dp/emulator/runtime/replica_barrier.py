@@ -1,6 +1,6 @@
-"""Barriers between the replicas of one process: each hands in its tensors, replica 0 combines them for all.
+"""Barriers between the replicas of one process: each submits its tensors, and replica 0 combines them for all.
 
-Replicas that run concurrently execute the same graph, each in a thread of its own.
+Replicas that run concurrently execute the same graph, in one thread per replica.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime.replica_handles import handle_id
 
-# A function that programs share is traced once, with the barriers of its first program: so all programs of as many
-# replicas know all of these.
+# A function that programs share is traced once, with the barriers of its first program. So barriers are shared by all
+# programs with the same number of replicas, which is the key.
 _barriers: Dict[int, List[ReplicaBarrier]] = {}
 
 
 def barriers_of(replicas: int) -> List[ReplicaBarrier]:
-    """Returns all barriers of programs with so many replicas."""
+    """Returns all barriers of programs with this number of replicas."""
     return _barriers.get(replicas, [])
 
 
 class ReplicaBarrier:
     """One place in a program where the replicas wait for each other.
 
-    The graph is the same for all of them. It holds placeholder queues; `handles` says what each replica's call gets in
-    their place. Waiting for a queue blocks no thread of TensorFlow's pool.
+    The graph is the same for all of them. It holds placeholder queues; `handles` returns what replaces them in
+    each replica's call. Waiting for a queue blocks no thread of TensorFlow's pool.
     """
 
     def __init__(self, replicas: int, tensors: Sequence[Any]) -> None:
@@ -57,7 +57,7 @@ class ReplicaBarrier:
         return self._table(self._up, self._down)
 
     def make_handles(self, captured: Set[int]) -> Tuple[Dict[int, List[Any]], List[Any]]:
-        """Returns the same with queues of a graph's own, and these queues; none for a barrier that is not captured."""
+        """Returns the same with new queues for one graph, and these queues; none for a barrier that is not captured."""
         if handle_id(self._own_down.queue_ref) not in captured:
             return {}, []
         with tf.init_scope():
@@ -74,15 +74,15 @@ class ReplicaBarrier:
         return table
 
     def combine(self, tensors: Sequence[Any], index: Any, combine: Callable[[List[List[Any]]], List[Any]]) -> List[Any]:
-        """Hands in this replica's tensors and waits for what replica 0 makes of all replicas' tensors."""
+        """Submits this replica's tensors and waits for replica 0's combination of all replicas' tensors."""
         shapes: List[Any] = []
 
         def combine_all() -> List[List[Any]]:
-            handed_in = [_as_list(queue.dequeue()) for queue in self._all_up]
-            for values in handed_in:
+            submitted = [_as_list(queue.dequeue()) for queue in self._all_up]
+            for values in submitted:
                 for value, (_, shape) in zip(values, self._specs):
                     value.set_shape(shape)
-            combined = combine([list(values) for values in zip(*handed_in)])
+            combined = combine([list(values) for values in zip(*submitted)])
             shapes.extend(value.shape for value in combined)
             return [combined] * self._replicas
 
@@ -92,7 +92,7 @@ class ReplicaBarrier:
         return results
 
     def run_on_leader(self, make: Callable[[], List[List[Any]]], index: Any, after: List[Any]) -> List[Any]:
-        """Lets replica 0 make the tensors of every replica, after these operations; returns this replica's own."""
+        """Replica 0 makes the tensors of every replica after these operations; returns those of this replica."""
 
         def lead() -> Any:
             with tf.control_dependencies([queue.enqueue(own) for queue, own in zip(self._all_down, make())]):

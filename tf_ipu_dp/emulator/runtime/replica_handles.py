@@ -1,7 +1,7 @@
-"""Which variables and queues of a graph all replicas share, and which each replica has for itself. No TensorFlow.
+"""Which variables and queues of a graph are shared by all replicas, and which are per replica. No TensorFlow.
 
-A graph is traced once and holds one handle for each of them. Variables are each replica's own unless they are kept on
-the host; queues are shared unless every replica is assigned its own.
+A graph is traced once and holds one handle for each of them. Variables are per replica unless they are kept on the
+host; queues are shared unless each replica is assigned its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _assigned: Dict[int, List[Any]] = {}
 
 
 def handle_id(tensor: Any) -> int:
-    """Returns the number by which TensorFlow knows an eager tensor."""
+    """Returns TensorFlow's id of an eager tensor."""
     return int(tensor._id)
 
 

@@ -1,9 +1,9 @@
-"""The program being traced: how many replicas it runs on, which of them is meant, and collectives between them.
+"""The program being traced: how many replicas it runs on, the index of the current one, and collectives between them.
 
 Replicas of one process run in one of two ways. A Keras model's are *time-sliced*: their micro batches go one after the
-other through one graph, which is fast and costs no memory, but nothing in the model may ask for another replica's
-value. All others run *concurrently* (see `concurrent_function`): one traced function is called once per replica, at the
-same time, and each call gets its own copies of the variables, its shard of the data and its own queues.
+other through one graph, which is fast and costs no memory, but the model cannot use another replica's value.
+All others run *concurrently* (see `concurrent_function`): one traced function is called once per replica, at the same
+time, and each call gets its own copies of the variables, its shard of the data and its own queues.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class CollectiveInSlicedProgramError(RuntimeError):
 
 @dataclasses.dataclass
 class Program:
-    """What a traced function is part of. `index` gives the replica's number as a tensor of the graph."""
+    """The program that a traced function is part of. `index` returns the replica's index as a tensor of the graph."""
 
     replicas: int
     index: Callable[[], Any] = lambda: tf.constant(0)
     concurrent: bool = False
-    updating: bool = False  # a time-sliced program's weight update, which is made once and stands for all replicas
+    updating: bool = False  # in a time-sliced program's weight update, which is made once for all replicas
     needs_collectives: bool = False  # set when tracing finds a collective in a time-sliced program
     fitting_replicas: int = 0  # set when tracing finds that the device holds another number of replicas
     random_ops: int = 0
@@ -72,7 +72,7 @@ def traced_as(program: Program) -> Iterator[Program]:
 def tracing(program: Program) -> Iterator[None]:
     """The same, for tracing a whole program.
 
-    Garbage is not collected meanwhile: what is traced stays, and scanning it again and again takes a sixth of the time.
+    Garbage collection is off meanwhile: the graph is not garbage, and scanning it takes a sixth of the time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -97,7 +97,7 @@ def all_reduce_jointly(tensors: Sequence[Any], combine: Callable[[List[List[Any]
     if not program.concurrent:
         program.needs_collectives = True
         raise CollectiveInSlicedProgramError("The replicas of a time-sliced program have no collectives.")
-    if not tensors:  # called for the sake of the refusal above
+    if not tensors:  # called only for the check above
         return []
     return ReplicaBarrier(program.replicas, tensors).combine(tensors, program.index(), combine)
 

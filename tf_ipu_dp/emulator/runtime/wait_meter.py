@@ -1,7 +1,7 @@
 """How long a program of the device has waited for something, and whether it is waiting right now.
 
-The program itself notes both in variables as it runs; any thread may read them meanwhile. TensorFlow is imported late,
-because `popdist` and `gcipuinfo` must not import it.
+The program itself records both in variables as it runs; any thread may read them meanwhile. TensorFlow is imported
+late, because `popdist` and `gcipuinfo` must not import it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Meter:
                 self._variable(name).assign(0.0)
 
     def begin(self, after: Sequence[Any]) -> Any:
-        """Returns an operation that notes the beginning of a wait, once these tensors are computed."""
+        """Returns an operation that records the beginning of a wait, once these tensors are computed."""
         return self._add("begun", 1.0, after)
 
     def end(self, after: Sequence[Any]) -> Any:
-        """Returns an operation that notes its end, once these tensors are computed."""
+        """Returns an operation that records its end, once these tensors are computed."""
         return self._add("ended", 1.0, after)
 
     def spend(self, seconds: Any) -> Any:
@@ -73,7 +73,7 @@ class Meter:
 def now(after: Sequence[Any] = ()) -> Any:
     """Returns the time at which these tensors are computed, in a traced program.
 
-    TensorFlow's own clock is refused where a program has asked for deterministic operations.
+    TensorFlow refuses its own clock in a program with deterministic operations.
     """
     import tensorflow as tf
     from tensorflow.python.framework import config

@@ -1,6 +1,6 @@
-"""`gcipuinfo`: what is known about the IPUs, read from the emulated partition. No TensorFlow.
+"""`gcipuinfo`: information about the IPUs, read from the emulated partition. No TensorFlow.
 
-Keys and formats are those of the SDK. What hardware would have to measure (power, temperature) is "N/A"; utilisation is
+Keys and formats are those of the SDK. Values that need hardware (power, temperature) are "N/A". Utilisation is
 measured: the time of executions without the time that they waited for input. Two keys are the emulator's own: how long
 the executions waited, and how old the heartbeat of the process is.
 """
@@ -39,7 +39,7 @@ _mode: Optional[int] = None
 
 
 class gcipuinfo:  # noqa: N801
-    """An inventory of the partition's IPUs. Values stay the same until they are refreshed."""
+    """An inventory of the partition's IPUs. Values do not change until they are refreshed."""
 
     def __init__(self, mode: int = DiscoverActivePartitionIPUs) -> None:
         global _mode  # noqa: PLW0603
@@ -127,7 +127,7 @@ def _activity(
             IpuUtilisation: _share(meter.busy - before.busy, span),
             INPUT_WAIT: _share(meter.waiting - before.waiting, span),
         }
-        # Waiting that becomes known late was counted as busy before; the correction is spread over the next updates.
+        # Waiting that is reported late was counted as busy before; the correction is spread over the next updates.
         before = dataclasses.replace(meter, busy=max(meter.busy, before.busy))
     activity = {**reported, HEARTBEAT_AGE: f"{age:.1f} s"}
     if age > STALE_S:

@@ -9,6 +9,6 @@ from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 
 
 def apply_patches() -> None:
-    """Sets `keras.ipu`, lets Keras' optimizers serve programs for Keras 2.6, and lists IPUs among the devices."""
+    """Sets `keras.ipu`, makes Keras' optimizers accept programs for Keras 2.6, and lists IPUs among the devices."""
     names.add_to_keras(keras_ipu)
     device_lists.add_to_tensorflow(ipu_config.count_devices)

@@ -1,12 +1,12 @@
-"""Found on the PYTHONPATH by every Python that poprun starts: makes the emulator the Poplar SDK of the program."""
+"""Found on the PYTHONPATH by every Python that poprun starts: installs the emulator in place of the Poplar SDK."""
 
 import importlib.machinery
 import importlib.util
 import sys
 from pathlib import Path
 
-_here = Path(__file__).resolve().parent
-_root = _here.parents[2]
+_hook_folder = Path(__file__).resolve().parent
+_root = _hook_folder.parents[2]
 
 # The program uses the emulator of the poprun that started it, wherever that is installed.
 _found = importlib.util.find_spec("tf_ipu_dp")
@@ -22,7 +22,7 @@ if sys.path[0] == str(_root):
 emulator.install()
 
 # Run the sitecustomize that Python would have found without this one.
-_rest = [path for path in sys.path if Path(path).resolve() != _here]
-_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _rest)
+_other_paths = [path for path in sys.path if Path(path).resolve() != _hook_folder]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _other_paths)
 if _spec is not None and _spec.loader is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

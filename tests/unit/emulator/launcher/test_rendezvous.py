@@ -73,14 +73,14 @@ MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_SERVER_URI3": "1.0;tcp4://127.0.0.1
     ],
 )
 def test_mpi_connects_what_mpirun_has_started_and_gloo_all_else_unless_the_user_asks(environ, by_mpi):
-    assert rendezvous.is_by_mpi(environ, built=True) is by_mpi
+    assert rendezvous.connects_by_mpi(environ, built=True) is by_mpi
     if environ.get("HOROVOD_CONTROLLER") != "MPI":
-        assert rendezvous.is_by_mpi(environ, built=False) is False
+        assert rendezvous.connects_by_mpi(environ, built=False) is False
 
 
 def test_mpi_that_horovod_has_not_is_refused():
     with pytest.raises(RuntimeError, match="HOROVOD_CONTROLLER=mpi, but this Horovod was built without MPI"):
-        rendezvous.is_by_mpi({**MPIRUN, "HOROVOD_CONTROLLER": "mpi"}, built=False)
+        rendezvous.connects_by_mpi({**MPIRUN, "HOROVOD_CONTROLLER": "mpi"}, built=False)
 
 
 def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
@@ -96,7 +96,11 @@ def test_every_job_has_a_port_of_its_own_that_its_instances_agree_on():
     [
         ({}, {"CROSS_SIZE": 2, "SIZE": 4}, "are on 2 hosts .* Set IPU_EMULATOR_RENDEZVOUS=HOST:PORT"),
         ({"IPU_EMULATOR_RENDEZVOUS": "here"}, ALONE, "is not an address like node0:29400"),
-        ({"IPU_EMULATOR_RENDEZVOUS": "no.such.host.invalid:29400"}, ALONE, "name no.such.host.invalid is not known"),
+        (
+            {"IPU_EMULATOR_RENDEZVOUS": "no.such.host.invalid:29400"},
+            ALONE,
+            "name no.such.host.invalid cannot be resolved",
+        ),
     ],
 )
 def test_a_place_that_cannot_be_is_refused_in_a_sentence(environ, ranks, sentence):

@@ -30,7 +30,7 @@ def test_flags_by_name_and_the_last_counts():
     [
         ("--use_ipu_modle", "the nearest is --use_ipu_model"),
         ("use_ipu_model", "the nearest is --use_ipu_model"),
-        ("--save_vertex_graph=1", "does not know"),
+        ("--save_vertex_graph=1", "unknown flag"),
         ("--zzz", "they are --allow_nans"),
         ("--max_infeed_threads=two", "a whole number"),
         ("--max_infeed_threads", "a whole number"),

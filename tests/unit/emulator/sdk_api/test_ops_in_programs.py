@@ -278,7 +278,7 @@ def test_a_registered_function_replaces_a_user_op_with_its_gradients():
     product, *gradients = program(tf.constant([1.0, 2.0]), tf.constant([5.0, 7.0]))
     assert product.numpy().tolist() == [15, 42]
     assert [gradient.numpy().tolist() for gradient in gradients] == [[15, 21], [0, 0]]
-    with pytest.raises(ValueError, match="outs asks for"):
+    with pytest.raises(ValueError, match="outs specifies"):
         custom_ops.cpu_user_operation([1.0, 2.0], "libscaled.so", outs=OUTS, op_name="Both")
 
 

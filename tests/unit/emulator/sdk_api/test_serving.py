@@ -222,6 +222,6 @@ def test_models_without_batch_size_inputs_or_ipu_are_value_errors(scope, target)
         fixed = tf.keras.Sequential([tf.keras.layers.Dense(3, batch_input_shape=(4, 2))])
         with pytest.raises(ValueError, match="does not fit"):
             serving.export_keras(fixed, target, batch_size=2)
-        with pytest.raises(ValueError, match="does not know its inputs"):
+        with pytest.raises(ValueError, match="has no known inputs"):
             serving.export_keras(tf.keras.Sequential([tf.keras.layers.Dense(3)]), target, batch_size=2)
         serving.export_keras(fixed, target)

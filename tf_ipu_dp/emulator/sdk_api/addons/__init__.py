@@ -1,4 +1,4 @@
-"""A stand-in for `ipu_tensorflow_addons`: its Keras layers and optimizers and its TF1 layers on stock TensorFlow."""
+"""An emulation of `ipu_tensorflow_addons`: its Keras layers and optimizers and its TF1 layers on stock TensorFlow."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
 _ON_DEMAND_LIMIT_MS = 3_600_000
-_UNCONFIGURED_DEVICES = 2  # that the SDK lists
+_UNCONFIGURED_DEVICES = 2  # the number that the SDK lists
 
 
 class SelectionOrder(enum.Enum):
@@ -110,7 +110,7 @@ class IPUConfig(Settings):
         set_all = Attribute(bool, False, "Switches all of them on.")
 
     class io_tiles(Settings):  # noqa: N801
-        """Tiles kept for input and output."""
+        """Tiles reserved for input and output."""
 
         num_io_tiles = Attribute(int, 0, "How many.")
         place_ops_on_io_tiles = Attribute(bool, False, "Whether operations may be placed on them.")
@@ -124,7 +124,7 @@ class IPUConfig(Settings):
     class matmuls(Settings):  # noqa: N801
         """Matrix multiplications."""
 
-        clear_pass_type = Attribute(bool, False, "Leave the pass type out.")
+        clear_pass_type = Attribute(bool, False, "Do not set the pass type.")
         poplar_options = Attribute(dict, {}, "Options of the multiplications; keys and values are strings.")
 
     class slices(Settings):  # noqa: N801
@@ -230,7 +230,7 @@ class ConfiguredSystem:
             self.attach()
 
     def attach(self) -> None:
-        """Attaches the devices, if that has not been done: when configured, or on demand before the first execution."""
+        """Attaches the devices once: when they are configured, or on demand before the first execution."""
         if not self._attaches or self._attachments:
             return
         limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
@@ -294,7 +294,7 @@ def reset_ipu_configuration() -> None:
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
-    """Returns the configurations in force, one."""
+    """Returns a list with the current configuration."""
     del session
     if _system is None:
         raise RuntimeError("No IPU devices are configured.")
@@ -302,17 +302,17 @@ def get_ipu_config(session: Any = None) -> List[Any]:
 
 
 def count_devices() -> int:
-    """Returns how many IPU devices TensorFlow lists; before they are configured, as many as the SDK does."""
+    """Returns how many IPU devices TensorFlow lists; before they are configured, the same number as with the SDK."""
     return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
 
 
 def running_on_ipu_model() -> bool:
-    """Whether TF_POPLAR_FLAGS asks for the vendor's IPU Model."""
+    """Whether TF_POPLAR_FLAGS selects the vendor's IPU Model."""
     return "--use_ipu_model" in os.environ.get("TF_POPLAR_FLAGS", "")
 
 
 def _read_flags() -> Dict[str, str]:
-    """Returns TF_POPLAR_FLAGS; with flags that are not known the program ends, as it does with the SDK."""
+    """Returns TF_POPLAR_FLAGS. An unknown flag ends the program, as with the SDK."""
     try:
         return poplar_flags.read(os.environ)
     except poplar_flags.FlagError as error:
@@ -328,7 +328,7 @@ def configured_system() -> ConfiguredSystem:
 
 
 def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
-    """The rules that the SDK checks in Python, in its order and with its exception types."""
+    """Checks the rules that the SDK checks in Python, in its order and with its exception types."""
     if _as_list(config.auto_select_ipus) and _as_list(config.select_ipus):
         raise Exception("Only one of auto_select_ipus and select_ipus can be set.")
     chosen = _as_list(config.select_ipus)
@@ -367,7 +367,7 @@ def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
 
 
 def _normalise(config: Any) -> None:
-    """Writes back what the SDK writes back: an int becomes a list of one."""
+    """Replaces an int by a list of one, as the SDK does."""
     for name in ("auto_select_ipus", "select_ipus"):
         if isinstance(getattr(config, name), int):
             setattr(config, name, [getattr(config, name)])
@@ -375,7 +375,7 @@ def _normalise(config: Any) -> None:
 
 @contextlib.contextmanager
 def _driver_errors() -> Iterator[None]:
-    """Turns the registry's refusals into the errors that TensorFlow raises for the Poplar driver."""
+    """Converts the registry's errors to those that TensorFlow raises for the Poplar driver."""
     try:
         yield
     except (registry.NoSuchDeviceError, registry.DeviceBusyError, registry.RegistryError) as error:

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.dataset_benchmark`: how fast a dataset gives elements, without any device."""
+"""`tensorflow.python.ipu.dataset_benchmark`: measures how fast a dataset produces elements, without a device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def dataset_benchmark(
 ) -> Any:
     """Returns the measurements as JSON text in a string tensor of shape [1]; `epochs` lists one object for each epoch.
 
-    As the SDK does, it returns an exception for bad arguments, and does not raise it. Data past the end of the dataset
-    are an `OutOfRangeError`.
+    Like the SDK, it returns an exception for bad arguments instead of raising it. Reading past the end of the dataset
+    raises `OutOfRangeError`.
     """
     del apply_debug_options  # synthetic data, which the emulator does not have
     for name, value in (("number_of_epochs", number_of_epochs), ("elements_per_epochs", elements_per_epochs)):

@@ -41,10 +41,10 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
 
 
 def _in_graph(computation: Callable[..., Any], inputs: List[Any]) -> Any:
-    """Adds the computation to a graph of TensorFlow 1: a session runs it, and has its variables."""
+    """Adds the computation to a graph of TensorFlow 1. A session runs it and owns its variables."""
     scope = tf.compat.v1.get_variable_scope()
     before = scope.use_resource
-    scope.set_use_resource(True)  # others cannot be made within a loop
+    scope.set_use_resource(True)  # other variables cannot be made within a loop
     try:
         with replicas.traced_as(replicas.Program(1)):
             outputs = computation(*(tf.convert_to_tensor(value) for value in inputs))

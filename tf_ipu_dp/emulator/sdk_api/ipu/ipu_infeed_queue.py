@@ -1,6 +1,6 @@
 """`tensorflow.python.ipu.ipu_infeed_queue`: queues that feed elements of a dataset to the replicas.
 
-One pass over the dataset serves all replicas: each gets every R-th element, in order.
+All R replicas share one pass over the dataset: each gets every R-th element, in order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class IPUInfeedQueue:
         if tf.executing_eagerly():
             if self._iterator is None:
                 self._iterator = IPUOwnedIterator(self._dataset)
-            else:  # the same one, which traced programs hold
+            else:  # traced programs refer to this iterator
                 self._iterator.restart()
             return tf.no_op()
         return self._make_graph_iterator().initializer
@@ -164,7 +164,7 @@ def check_options(
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuses what cannot be fed: unknown shapes, empty dimensions, types that the device does not take."""
+    """Refuses what cannot be fed: unknown shapes, empty dimensions, types that the device does not support."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if not spec.shape.is_fully_defined():
             raise ValueError(
@@ -188,7 +188,7 @@ def on_host() -> Iterator[None]:
 
 
 def extend_datasets() -> None:
-    """Makes `iter(dataset)` look for an IPU strategy. Calling it twice is harmless."""
+    """Makes `iter(dataset)` return an IPU iterator in the scope of an IPU strategy. Calling it twice is harmless."""
     if patches.is_applied(_PATCH):
         return
     stock = tf.data.Dataset.__iter__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_ipu_dp.emulator.refusal import refused
 
-_WHY = "it is deprecated, and PopDistStrategy takes its place"
+_WHY = "it is deprecated and replaced by PopDistStrategy"
 
 IPUMultiWorkerStrategy = refused("ipu.ipu_multi_worker_strategy.IPUMultiWorkerStrategy", _WHY)
 IPUMultiWorkerStrategyV1 = refused("ipu.ipu_multi_worker_strategy.IPUMultiWorkerStrategyV1", _WHY)

@@ -19,12 +19,12 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tf_ipu_dp.emulator.runtime import replica_handles, replicas
 
-_PAUSE_S = 0.001  # a thread that polls an empty queue must not keep Python from tracing the program that fills it
+_PAUSE_S = 0.001  # a thread that polls an empty queue must not block the tracing of the program that fills it
 FEED_TYPES = (tf.int32, tf.float32, tf.float16, tf.bool, tf.int8, tf.uint8)
 
 
 class IPUOutfeedMode(enum.Enum):
-    """Whether the host gets everything that was enqueued, or what was last."""
+    """Whether the host gets everything that was enqueued, or only the last element."""
 
     ALL = "all"
     LAST = "get_last"
@@ -55,13 +55,13 @@ class IPUOutfeedQueue:
 
     @property
     def enqueued(self) -> bool:
-        """Whether an enqueue was traced in the present graph or in one nested in it; in eager code, anywhere."""
+        """Whether an enqueue was traced in the current graph or in one nested in it; in eager code, anywhere."""
         if tf.executing_eagerly():
             return self._was_traced
         return tf.compat.v1.get_default_graph() in self._graphs
 
     def enqueue(self, tensors: Any) -> Any:
-        """Adds one structure of tensors; once per graph."""
+        """Adds one structure of tensors. Can be called once per graph."""
         if not tf.executing_eagerly():
             self._note_graph()
         flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
@@ -74,7 +74,7 @@ class IPUOutfeedQueue:
             executed = store is not None and store.was_executed()
             if store is not None and executed and program is not None:
                 raise tf.errors.FailedPreconditionError(
-                    None, None, f"The outfeed queue carries {store.layout}, but is now given {wanted}."
+                    None, None, f"The outfeed queue carries {store.layout}, but the program enqueues {wanted}."
                 )
             store = _Store(wanted) if self._mode is IPUOutfeedMode.ALL else _LastStore(wanted)
             if not executed:  # otherwise Keras traces a layer to find its shapes
@@ -167,7 +167,7 @@ class _Layout:
 
 
 def replicas_text(count: int) -> str:
-    """Returns the number of replicas in words."""
+    """Returns a number of replicas as text."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
@@ -177,7 +177,7 @@ class _Store:
     def __init__(self, layout: _Layout) -> None:
         self.layout = layout
         self._seen = False
-        self._taking = threading.Lock()  # several threads may poll: one must get all that it has counted
+        self._taking = threading.Lock()  # several threads may poll: each must get what it has counted
         with tf.init_scope():
             self._queues = [self._queue() for _ in range(layout.count if layout.concurrent else 1)]
             self._entry = self._queue() if layout.concurrent else self._queues[0]
@@ -210,7 +210,7 @@ class _Store:
         """Removes and returns everything; the first dimension is the steps."""
         count = self.layout.count
         with self._taking:
-            # While the program runs, replicas may be ahead of the slowest one: what they have more than it stays.
+            # While the program runs, replicas may be ahead of the slowest one. Their surplus is left in the queues.
             steps = tf.reduce_min([queue.size() for queue in self._queues])
             steps = steps if self.layout.concurrent else steps // count
             shares = [self._take(queue, steps if self.layout.concurrent else steps * count) for queue in self._queues]
@@ -289,7 +289,7 @@ class _LastStore:
         """Returns what was enqueued last."""
         if tf.executing_eagerly() and not (self._variables and int(self._count.read_value())):
             raise tf.errors.FailedPreconditionError(
-                None, None, "There is nothing in the outfeed queue: its program has not run since the last dequeue."
+                None, None, "The outfeed queue is empty: its program has not run since the last dequeue."
             )
         self._seen = True
         values = [variable.read_value() for variable in self._variables]

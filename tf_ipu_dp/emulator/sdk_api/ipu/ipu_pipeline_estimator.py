@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_ipu_dp.emulator.refusal import refused
 
-_WHY = "TensorFlow's Estimators are on their way out, and the emulator runs Keras models and functions only"
+_WHY = "TensorFlow's Estimators are deprecated, and the emulator runs Keras models and functions only"
 
 IPUPipelineEstimator = refused("ipu.ipu_pipeline_estimator.IPUPipelineEstimator", _WHY)
 IPUPipelineEstimatorSpec = refused("ipu.ipu_pipeline_estimator.IPUPipelineEstimatorSpec", _WHY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_ipu_dp.emulator.refusal import refused
 
-_WHY = "TensorFlow's Estimators are on their way out, and the emulator runs Keras models and functions only"
+_WHY = "TensorFlow's Estimators are deprecated, and the emulator runs Keras models and functions only"
 
 IPULoggingTensorHook = refused("ipu.ipu_session_run_hooks.IPULoggingTensorHook", _WHY)
 

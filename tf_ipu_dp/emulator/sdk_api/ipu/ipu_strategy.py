@@ -80,7 +80,7 @@ class IPUStrategyV1(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions):
         raise RuntimeError("experimental_run_v2 is not part of IPUStrategy: use run().")
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns the value itself: a device has one."""
+        """Returns the value itself: a device has only one."""
         del reduce_op, axis
         return value
 

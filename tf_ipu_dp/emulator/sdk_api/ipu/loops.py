@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
-_counts: List[Optional[int]] = []  # of the loops whose bodies are being traced, None where the data decides
+_counts: List[Optional[int]] = []  # of the loops whose bodies are being traced; None if the count depends on the data
 
 
 def repeat(
@@ -64,7 +64,7 @@ def _loop(
         holds = tf.cast(condition(*values), tf.bool)
         return holds if limit is None else tf.logical_and(count < tf.cast(limit, tf.int32), holds)
 
-    # One step at a time: a step may read what the one before has written.
+    # One step at a time: a step may read what the previous one has written.
     count, *results = tf.while_loop(continues, step, [tf.constant(0), *start], parallel_iterations=1)
     if not results:
         return count if tf.executing_eagerly() else count.op
@@ -72,7 +72,7 @@ def _loop(
 
 
 def innermost_count() -> Optional[int]:
-    """Returns how often the loop repeats whose body is being traced, where that is known."""
+    """Returns the iterations of the loop whose body is being traced; None if they are not known."""
     return _counts[-1] if _counts else None
 
 

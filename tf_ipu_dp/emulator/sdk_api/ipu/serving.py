@@ -1,8 +1,8 @@
 """`tensorflow.python.ipu.serving`: a function or a Keras model as a SavedModel with fixed shapes.
 
 The SDK saves a compiled program. Here the function itself is saved, its variables frozen into constants: the same
-signature, and it loads in a process without the emulator. Steps before and after it keep their variables. The number of
-iterations of an execution is only checked by the SDK's rules.
+signature, and it loads in a process without the emulator. Pre- and postprocessing steps keep their variables. The
+number of iterations of an execution is only checked by the SDK's rules.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def export_model(  # noqa: PLR0913, PLR0917 the SDK's arguments
 
 
 class _Step:
-    """A function that runs on the host, before or after, with the signature it was given or traced with."""
+    """A function that runs on the host before or after the exported one, and its signature."""
 
     def __init__(self, name: str, function: Optional[Callable[..., Any]], signature: Any) -> None:
         _check_signature(f"{name}_signature", signature)
@@ -152,7 +152,7 @@ class _Step:
         self.signature: List[Any] = []
         if function is None:
             return
-        found = _own_signature(function) if signature is None else signature
+        found = _input_signature(function) if signature is None else signature
         if found is None:
             raise ValueError(f"{name}_signature is needed: {name} is not a tf.function with an input_signature.")
         self.signature = _named(found, _argument_names(function))
@@ -203,7 +203,7 @@ def _export(
 
 
 class _Frozen:
-    """A function whose variables are frozen to their present values."""
+    """A function whose variables are frozen to their current values."""
 
     def __init__(self, function: Callable[..., Any], signature: Sequence[Any]) -> None:
         for spec in signature:
@@ -226,7 +226,7 @@ class _Frozen:
 def _with_signature(
     predict_step: Callable[..., Any], names: List[str], signature: Any, dataset: Any, before: _Step
 ) -> Tuple[Callable[..., Any], Optional[List[Any]]]:
-    """Returns a step and the specs of its arguments; None for them if they are what the step before it returns."""
+    """Returns a step and the specs of its arguments; None for the specs if the preprocessing step determines them."""
     _check_signature("predict_step_signature", signature)
     if dataset is not None and not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"input_dataset must be a tf.data.Dataset, not {type(dataset).__name__}.")
@@ -239,7 +239,7 @@ def _with_signature(
         found = list(spec) if isinstance(spec, (list, tuple)) else [spec]
         _check_signature("the element_spec of input_dataset", found)
         return predict_step, _named(found, names)
-    found = _own_signature(predict_step) if signature is None else signature
+    found = _input_signature(predict_step) if signature is None else signature
     if found is not None:
         return predict_step, _named(found, names)
     if before.function is None:
@@ -257,7 +257,7 @@ def _model_inputs(model: Any) -> Any:
         return model.inputs if structure is None else structure
     spec = model.save_spec() if hasattr(model, "save_spec") else None
     if spec is None:
-        raise ValueError(f"The model {model.name!r} does not know its inputs: build it or call it before the export.")
+        raise ValueError(f"The model {model.name!r} has no known inputs: build it or call it before the export.")
     return spec[0][0]
 
 
@@ -268,7 +268,7 @@ def _model_signature(model: Any, batch_size: Optional[int]) -> List[Any]:
     for number, tensor in enumerate(tf.nest.flatten(_model_inputs(model))):
         shape = tensor.shape.as_list()
         if shape[0] is None and batch_size is None:
-            raise ValueError("batch_size is needed: the model has none of its own.")
+            raise ValueError("batch_size is needed: the model does not define one.")
         if batch_size is not None and shape[0] not in (None, batch_size):
             raise ValueError(
                 f"batch_size={batch_size} does not fit the model, which is made for batches of {shape[0]}."
@@ -309,13 +309,13 @@ def _specs(outputs: Any) -> List[Any]:
     return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tf.nest.flatten(outputs)]
 
 
-def _check_fit(taker: str, wanted: Sequence[Any], giver: str, given: Sequence[Any]) -> None:
+def _check_fit(consumer: str, wanted: Sequence[Any], producer: str, given: Sequence[Any]) -> None:
     if len(wanted) != len(given):
-        raise ValueError(f"{taker} takes {len(wanted)} tensors, but {giver} returns {len(given)}.")
+        raise ValueError(f"{consumer} takes {len(wanted)} tensors, but {producer} returns {len(given)}.")
     for number, (one, other) in enumerate(zip(wanted, given)):
         if one.dtype != other.dtype or not one.shape.is_compatible_with(other.shape):
             raise ValueError(
-                f"Argument {number} of {taker} is {one.dtype.name} of shape {one.shape}, but {giver} returns "
+                f"Argument {number} of {consumer} is {one.dtype.name} of shape {one.shape}, but {producer} returns "
                 f"{other.dtype.name} of shape {other.shape}."
             )
 
@@ -339,7 +339,7 @@ def _check_iterations(iterations: Any) -> None:
         raise ValueError(f"iterations must be an int of 1 or more, not {iterations!r}.")
 
 
-def _own_signature(function: Any) -> Any:
+def _input_signature(function: Any) -> Any:
     """Returns the input_signature of a tf.function that has one."""
     return getattr(function, "input_signature", None)
 
@@ -370,14 +370,14 @@ def _trackables(function: Any) -> List[Any]:
     function = getattr(function, "python_function", function)
     if function is None:
         return []
-    held = [getattr(function, "__self__", None)]
+    referenced = [getattr(function, "__self__", None)]
     try:
         found = inspect.getclosurevars(function)
-        held += [*found.nonlocals.values(), *found.globals.values()]
+        referenced += [*found.nonlocals.values(), *found.globals.values()]
     except TypeError:
-        held.append(function)
+        referenced.append(function)
     kind = tf.__internal__.tracking.Trackable
-    return [value for value in held if isinstance(value, kind) and not isinstance(value, tf.Variable)]
+    return [value for value in referenced if isinstance(value, kind) and not isinstance(value, tf.Variable)]
 
 
 __all__ = ["export_keras", "export_model", "export_pipeline", "export_single_step"]

@@ -1,4 +1,4 @@
-"""Checked attributes in nested categories, as the SDK's configuration has them: strict types, known names only."""
+"""Checked attributes in nested categories, like those of the SDK's configuration: strict types, declared names only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 
 class AttributeMetadata:
-    """What is known about one attribute; see `Settings.get_attribute_metadata`."""
+    """The metadata of one attribute; see `Settings.get_attribute_metadata`."""
 
     def __init__(self, name: str, kind: Any, default: Any, doc: str, deprecated_msg: Optional[str] = None) -> None:
         self.name = name
@@ -87,10 +87,10 @@ class Settings:
         self._values[name] = value
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Settings:
-        twin = type(self)()
-        for mine, other in zip(self._tree(), twin._tree()):
+        copy = type(self)()
+        for mine, other in zip(self._tree(), copy._tree()):
             other[0]._values[other[1]] = _copy(mine[0]._values[mine[1]])
-        return twin
+        return copy
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns all attributes by their full, dotted names; enums by name."""

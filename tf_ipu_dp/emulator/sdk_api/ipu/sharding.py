@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.sharding`: which shard an operation is on. The emulator has no shards, so none has one."""
+"""`tensorflow.python.ipu.sharding`: the shard of an operation. The emulator has no shards, so it is always None."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Iterable, Set
 
 
 def get_sharding(op: Any) -> None:
-    """Returns the shard of an operation: none."""
+    """Returns the shard of an operation: always None."""
     del op
 
 
 def get_shard_from_colocation(op: Any) -> None:
-    """Returns the shard of the operation that this one is colocated with: none."""
+    """Returns the shard of the operation that this one is colocated with: always None."""
     del op
 
 

@@ -32,7 +32,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.dataset_extractor import (
     import_data_in_live_session,
 )
 
-IpuOptions = refused("ipu.utils.IpuOptions", "a configuration is not kept as a protobuf here; use ipu.config.IPUConfig")
+IpuOptions = refused("ipu.utils.IpuOptions", "the emulator has no protobuf configuration; use ipu.config.IPUConfig")
 
 __all__ = [
     "DeviceConnectionType",
@@ -69,7 +69,7 @@ def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> Any:
 
 
 class SyntheticDataCategory(enum.Enum):
-    """What TF_POPLAR_FLAGS can ask to be synthetic."""
+    """The kinds of data that TF_POPLAR_FLAGS can make synthetic."""
 
     Infeed = 0
     Outfeed = 1
@@ -79,7 +79,7 @@ class SyntheticDataCategory(enum.Enum):
 
 
 def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bool:
-    """Whether TF_POPLAR_FLAGS asks for synthetic data of this kind."""
+    """Whether TF_POPLAR_FLAGS requests synthetic data of this kind."""
     flags = poplar_flags.read(os.environ)
     categories = flags.get("synthetic_data_categories", "").lower().split(",")
     return flags.get("use_synthetic_data") == "true" or synthetic_data_category.name.lower() in categories
@@ -88,7 +88,7 @@ def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bo
 def reset_ipu_seed(
     seed: int, device: str = "/device:IPU:0", cpu_device: str = "cpu", experimental_identical_replicas: bool = False
 ) -> None:
-    """Restarts the device's random numbers; replicas differ unless they are asked to be identical."""
+    """Restarts the device's random numbers; replicas get different ones unless identical ones are requested."""
     del cpu_device
     if not device.rsplit(":", 1)[-1].isdigit():
         import tensorflow as tf

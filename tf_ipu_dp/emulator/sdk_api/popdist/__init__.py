@@ -1,4 +1,4 @@
-"""`popdist`: the topology of poprun's variables, or one replica without them. No TensorFlow until `init`."""
+"""`popdist`: the topology from poprun's variables, or one replica without them. No TensorFlow until `init`."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ def execute_on_instances(
 ) -> Optional[Any]:
     """Calls the function on these instances and returns its result; None on others. All instances must call it.
 
-    Collectives inside are among these instances only.
+    Collectives inside span these instances only.
     """
     with job.confined_to(frozenset(instances)) as is_one_of_them:
         return func(*args, **kwargs) if is_one_of_them else None
 
 
-def _read(name: str, without: int) -> int:
+def _read(name: str, default: int) -> int:
     text = os.environ.get(name)
     if text is None:
-        return without
+        return default
     if not text.isdigit():
         raise RuntimeError(f"{name}={text!r} is not a number.")
     return int(text)

@@ -36,7 +36,7 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
         self._slot_dtypes: Dict[str, Any] = {}
 
     def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", shape: Any = None) -> Any:
-        """Makes a slot, or returns it if it is there."""
+        """Returns a slot, and makes it if it does not exist."""
         dtype = self._slot_dtypes.get(slot_name)
         if dtype is None or dtype == var.dtype.base_dtype:
             return super().add_slot(var, slot_name, initializer, shape)
@@ -294,9 +294,9 @@ class LAMBIpuOptimizer(_AdamMoments):
         adaptation = self.exclude_from_layer_adaptation
         if adaptation is None:
             adaptation = self.exclude_from_weight_decay
-        if not _named_by(self.exclude_from_weight_decay, var):
+        if not _matches_any(self.exclude_from_weight_decay, var):
             step += coefficients["weight_decay_rate"] * weights
-        ratio = tf.ones([], dtype) if _named_by(adaptation, var) else self._trust_ratio(weights, step)
+        ratio = tf.ones([], dtype) if _matches_any(adaptation, var) else self._trust_ratio(weights, step)
         update = tf.cast(coefficients["lr_t"], dtype) * ratio * step
         return tf.group(_subtract(var, update), *assigned)
 
@@ -334,9 +334,9 @@ def _assign(variable: Any, value: Any) -> Any:
 
 
 def _subtract(variable: Any, update: Any) -> Any:
-    """Takes the update off in its own precision, so that the result is rounded once."""
+    """Subtracts the update in the update's precision, so that the result is rounded once."""
     return _assign(variable, tf.cast(variable, update.dtype) - update)
 
 
-def _named_by(patterns: Optional[Sequence[str]], variable: Any) -> bool:
+def _matches_any(patterns: Optional[Sequence[str]], variable: Any) -> bool:
     return any(re.search(pattern, variable.name.split(":")[0]) for pattern in patterns or ())

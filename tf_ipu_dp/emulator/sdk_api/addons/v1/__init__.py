@@ -1,4 +1,4 @@
-"""`ipu_tensorflow_addons.v1`: layers for TF1 graphs; there are no optimizers."""
+"""`ipu_tensorflow_addons.v1`: layers for TF1 graphs. It has no optimizers."""
 
 from __future__ import annotations
 

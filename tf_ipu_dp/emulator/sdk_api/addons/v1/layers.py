@@ -97,7 +97,7 @@ class PopnnLSTM(_PopnnRNN):
         super().__init__(num_units, dtype, name, locals())
 
     def call(self, inputs: Any, initial_state: Any = None, training: bool = True) -> Any:
-        """Returns the outputs `[time, batch, units]` and, if asked for, the last state."""
+        """Returns the outputs `[time, batch, units]` and, with `return_state`, the last state."""
         del training
         return self._call(inputs, None, initial_state)
 
@@ -148,7 +148,7 @@ class PopnnGRU(_PopnnRNN):
         self._reset_after = reset_after
 
     def call(self, inputs: Any, initial_state: Any = None, training: bool = True) -> Any:
-        """Returns the outputs `[time, batch, units]` and, if asked for, the last state."""
+        """Returns the outputs `[time, batch, units]` and, with `return_state`, the last state."""
         del training
         return self._call(inputs, None, initial_state)
 

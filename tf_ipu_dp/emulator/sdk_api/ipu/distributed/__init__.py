@@ -17,7 +17,7 @@ __all__ = ["PopDistStrategy", "allgather", "allreduce", "broadcast", "popdist_st
 
 PopDistStrategy = popdist_strategy.PopDistStrategy
 
-# Horovod has no sums of these, and does not carry the last two at all.
+# Horovod cannot sum these types, and does not support the last two at all.
 _CARRIERS = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64, tf.uint64: tf.int64}
 
 

@@ -1,7 +1,7 @@
 """`tensorflow.python.ipu.distributed.popdist_strategy`: the strategy of one instance of a PopDist job.
 
-Variables that are synchronised on read are each instance's own while a program of the device runs. Those to be added up
-(metrics) are added up when the host reads them, which all instances have to do. Those to be averaged (moving
+Variables that are synchronised on read are local to an instance while a program of the device runs. Those to be summed
+(metrics) are summed when the host reads them, which all instances have to do. Those to be averaged (moving
 statistics) are averaged when the program ends, so that one instance can read and save a model alone.
 """
 
@@ -50,9 +50,9 @@ class _Extended(ipu_strategy.Extended):
         return variable
 
     def average_over_instances(self, graph: Any) -> None:
-        """Averages over the instances those variables to be averaged that a graph changes.
+        """Averages the moving statistics that a graph changes over the instances.
 
-        The replicas of one instance keep their own values, as they do where there is one instance.
+        The replicas of one instance keep different values, as in a job of one instance.
         """
         if not self._averaged:
             return
@@ -60,7 +60,7 @@ class _Extended(ipu_strategy.Extended):
         changed = [self._averaged[number] for number in sorted(_written(graph)) if number in self._averaged]
 
         def total(columns: List[List[Any]]) -> List[Any]:
-            return instances.sum_over_instances([tf.stack(own) for own in columns], "statistics")
+            return instances.sum_over_instances([tf.stack(local) for local in columns], "statistics")
 
         totals = replicas.all_reduce_jointly([variable.read_value() for variable in changed], total) if changed else []
         for variable, of_replicas in zip(changed, totals):
@@ -73,7 +73,7 @@ class _Extended(ipu_strategy.Extended):
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
         def total(columns: List[List[Any]]) -> List[Any]:
-            return instances.sum_over_instances([replicas.sum_values(own) for own in columns], "reduction")
+            return instances.sum_over_instances([replicas.sum_values(local) for local in columns], "reduction")
 
         totals = replicas.all_reduce_jointly(
             [tf.convert_to_tensor(value) for value, _ in value_destination_pairs], total
@@ -88,7 +88,7 @@ class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
     """A variable that reads as the sum over the instances; for programs and checkpoints it is this instance's value."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_values":  # which `_primary` asks for
+        if name == "_values":  # `_primary` reads it
             raise AttributeError(name)
         return getattr(self._primary, name)
 
@@ -124,13 +124,13 @@ class _SummedOnRead(values.SyncOnReadVariable):  # type: ignore[misc]
         return {"VARIABLE_VALUE": self._primary}
 
 
-def _save_own_values() -> None:
-    """Lets metrics save this instance's values in Keras' archives, as in checkpoints, so that one instance can save."""
+def _save_local_values() -> None:
+    """Makes metrics save local values in Keras' archives, as in checkpoints, so that one instance can save alone."""
 
     def save_own_variables(self: Any, store: Any) -> None:
         for number, variable in enumerate(self._trainable_weights + self._non_trainable_weights):
-            own = variable._primary if isinstance(variable, _SummedOnRead) else variable
-            store[str(number)] = own.numpy()
+            local = variable._primary if isinstance(variable, _SummedOnRead) else variable
+            store[str(number)] = local.numpy()
 
     name = "save_own_variables"
     if hasattr(tf.keras.metrics.Metric, name) and not patches.is_applied("metric archives"):
@@ -145,8 +145,8 @@ def _is_constant(initial_value: Any) -> bool:
 def _broadcast_initial_value(initial_value: Any, dtype: Any) -> Any:
     """Returns the initial value of a variable that is made while a function is traced, as a constant for the graph."""
     with tf.init_scope():
-        own = tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value, dtype)
-        return instances.broadcast(own, "variable").numpy()
+        local = tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value, dtype)
+        return instances.broadcast(local, "variable").numpy()
 
 
 def _written(graph: Any) -> List[int]:
@@ -184,7 +184,7 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
         self.device_ordinal = ordinal_of(ipu_device)
         self._averaging_functions: Any = weakref.WeakKeyDictionary()
         if instances.count() > 1:
-            _save_own_values()
+            _save_local_values()
         ipu_strategy.prepare(self, enable_dataset_iterators, enable_keras_extensions)
 
     def update_ipu_config(self, config: Any) -> None:
@@ -201,8 +201,8 @@ class PopDistStrategy(tf.compat.v1.distribute.OneDeviceStrategy, KerasExtensions
             return results
         function = device_functions.as_function(fn)
         is_traced = not isinstance(function, def_function.Function)
-        own = function if is_traced or instances.count() == 1 else self._averaging(function)
-        results = device_functions.run_on_device(self, own, args, kwargs or {}, check_types=False)
+        device_function = function if is_traced or instances.count() == 1 else self._averaging(function)
+        results = device_functions.run_on_device(self, device_function, args, kwargs or {}, check_types=False)
         if is_traced:
             self.extended.average_over_instances(function.graph)
         return results

@@ -40,7 +40,7 @@ def cross_replica_mean(x: Any, replica_group_size: Optional[int] = None, name: O
 
 
 def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
-    """Returns the tensors: nothing here checks whether replicas diverge."""
+    """Returns the tensors. Whether they differ between replicas is not checked."""
     del inplace
     return tf.nest.map_structure(tf.identity, tensors)
 

@@ -22,7 +22,8 @@ def register_replacement(library_path: Any, function: Replacement, op_name: Opti
     """Makes `function(inputs, attributes)` replace an operation of a library, or all of them. Not part of the SDK.
 
     The path is the program's, or just the file's name. The function gets a list of tensors and the op's string of
-    attributes or None, and returns a tensor or a sequence of them, as the op's `outs` say. The last one counts.
+    attributes or None, and returns a tensor or a sequence of them, as the op's `outs` specify. The last call
+    counts.
     """
     _replacements[str(library_path), op_name] = function
 
@@ -92,7 +93,7 @@ def _run(
     if [output.dtype for output in outputs] != types or len(shapes) != len(outputs):
         raise ValueError(
             f"The replacement of {library_path} ({op_name}) returned {[output.dtype.name for output in outputs]}, "
-            f"but outs asks for {[dtype.name for dtype in types]} with {len(shapes)} shapes."
+            f"but outs specifies {[dtype.name for dtype in types]} with {len(shapes)} shapes."
         )
     return [tf.ensure_shape(output, shape) for output, shape in zip(outputs, shapes)]
 

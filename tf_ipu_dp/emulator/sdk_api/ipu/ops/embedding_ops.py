@@ -1,7 +1,7 @@
 """`tensorflow.python.ipu.ops.embedding_ops`: lookups with dense gradients, and embeddings that stay on the host.
 
 A host embedding is a variable whose gradient never reaches the program's optimizer: plain SGD is applied to it while
-gradients are computed, and the optimizer sees zeros. The variable must be among those that gradients are asked for.
+gradients are computed, and the optimizer sees zeros. The variable must be among those whose gradients are computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def embedding_lookup(
 ) -> tf.Tensor:
     """Returns the rows `ids` of `params`; the gradient is dense.
 
-    SDK 2.6's order `(params, ids, name, serialization_factor)` is understood where the third is a name or None.
+    SDK 2.6's order `(params, ids, name, serialization_factor)` is accepted if the third is a name or None.
     """
     if serialization_factor is None or isinstance(serialization_factor, str):
         name = serialization_factor if name is None else name
@@ -63,7 +63,7 @@ def with_dense_gradient(params: Any) -> tf.Tensor:
 
 
 class HostEmbeddingOptimizerSpec:
-    """How a host embedding learns: SGD with this learning rate, a number or a tensor."""
+    """The optimizer of a host embedding: SGD with this learning rate, a number or a tensor."""
 
     def __init__(self, learning_rate: Any, optimizer_name: Optional[str] = None) -> None:
         self.learning_rate = learning_rate
@@ -93,7 +93,7 @@ class HostEmbedding:
                 f"partition_strategy={partition_strategy!r} is not one of {', '.join(_PARTITION_STRATEGIES)}."
             )
         if optimizer_spec is not None and optimizer_spec.optimizer_name not in ("SGD", "SGD+GA"):
-            raise ValueError(f"A host embedding learns by SGD only, not by {optimizer_spec.optimizer_name!r}.")
+            raise ValueError(f"A host embedding supports SGD only, not {optimizer_spec.optimizer_name!r}.")
         self._name = name
         self._table = embedding_tensor
         self._spec = optimizer_spec
@@ -123,14 +123,14 @@ class HostEmbedding:
         def gather(table: tf.Tensor) -> Any:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 rows = tf.reshape(upstream, tf.concat([[-1], tf.shape(table)[1:]], axis=0))
-                with tf.control_dependencies([self._learn(tf.IndexedSlices(rows, tf.reshape(indices, [-1])))]):
+                with tf.control_dependencies([self._apply_gradient(tf.IndexedSlices(rows, tf.reshape(indices, [-1])))]):
                     return tf.zeros_like(table)
 
             return tf.gather(table, indices), gradient
 
         return gather(tf.convert_to_tensor(self._table))
 
-    def _learn(self, gradient: tf.IndexedSlices) -> tf.Operation:
+    def _apply_gradient(self, gradient: tf.IndexedSlices) -> tf.Operation:
         assert self._spec is not None
         rate = tf.cast(self._spec.learning_rate, self._table.dtype)
         if self._window == 1:
@@ -156,7 +156,7 @@ def create_host_embedding(
     optimizer_spec: Optional[HostEmbeddingOptimizerSpec] = None,
     initializer: Any = None,
 ) -> HostEmbedding:
-    """Returns a new host embedding; its table is the TF1 variable `name`. Without an optimizer it does not learn."""
+    """Returns a new host embedding; its table is the TF1 variable `name`. Without an optimizer it is constant."""
     if initializer is not None and not callable(initializer):
         initializer = tf.constant_initializer(initializer)
     table = _make_variable(name, shape, dtype, initializer, trainable=True)

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ops.functional_ops`: functions that an IPU keeps once in memory. Here they are called."""
+"""`tensorflow.python.ipu.ops.functional_ops`: functions whose code an IPU shares between calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def outlined_function(
     keep_input_layouts: Optional[bool] = None,
     name: Optional[str] = None,
 ) -> Any:
-    """Decorates a function of tensors, with or without arguments of its own. It takes positional arguments only."""
+    """Decorates a function of tensors; the decorator's arguments are optional. Calls take positional arguments only."""
     del unique_sharding, keep_input_layouts
 
     def decorate(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,8 +33,10 @@ def outlined_function(
 
 
 def _as_tensors(result: Any, label: str) -> Any:
-    """Makes tensors of numbers and variables; None and operations stay what they are."""
-    kept = (type(None), tf.Operation)
-    if all(isinstance(leaf, kept) for leaf in tf.nest.flatten(result)):
+    """Converts numbers and variables to tensors; None and operations are not changed."""
+    unchanged = (type(None), tf.Operation)
+    if all(isinstance(leaf, unchanged) for leaf in tf.nest.flatten(result)):
         raise ValueError(f"{label} must return at least one tensor to be outlined.")
-    return tf.nest.map_structure(lambda leaf: leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf), result)
+    return tf.nest.map_structure(
+        lambda leaf: leaf if isinstance(leaf, unchanged) else tf.convert_to_tensor(leaf), result
+    )

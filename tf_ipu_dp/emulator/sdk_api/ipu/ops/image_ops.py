@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ops.image_ops`: images made ready for the first convolution."""
+"""`tensorflow.python.ipu.ops.image_ops`: prepares images for the first convolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def normalise_image(
 ) -> tf.Tensor:
     """Returns `(image * scale - channel_offsets) * channel_scales` with a fourth channel of zeros.
 
-    An image of uint8 gives float16; float16 and float32 stay what they are.
+    An image of uint8 gives float16; float16 and float32 are kept.
     """
     image = tf.convert_to_tensor(image)
     if image.dtype not in (tf.uint8, tf.float16, tf.float32):

@@ -1,7 +1,6 @@
 """`tensorflow.python.ipu.ops.internal_ops`: layout hints, printing, FIFOs and the loop counter.
 
-A FIFO belongs to the traced function it is in. In eager mode there is no program that could keep one, so it is always
-at its beginning.
+A FIFO belongs to the traced function it is in. In eager mode no program stores it, so it is always empty.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def remap(x: Any, name: Optional[str] = None) -> tf.Tensor:
 
 
 def remap_deduce(x: Any, name: Optional[str] = None) -> tf.Tensor:
-    """Returns `x`; an IPU spreads it over its tiles as its use asks."""
+    """Returns `x`; an IPU lays it out over its tiles for its use."""
     return tf.identity(x, name=name)
 
 
@@ -45,7 +44,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
         raise ValueError(f"fifo: the shape must be known, but it is {x.shape}.")
     if tf.executing_eagerly():
         return tf.zeros_like(x)
-    _require_own_steps()
+    _require_concurrent_replicas()
     # Made outside of tf.function, which would refuse to make a second FIFO when the program is traced again.
     make = resource_variable_ops.ResourceVariable
     with tf.init_scope():
@@ -65,7 +64,7 @@ def fifo(x: Any, depth: int, offload: bool = False, name: Optional[str] = None) 
 def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
     """Returns the finished iterations of the innermost loop around it, as an int32 scalar."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    _require_own_steps()
+    _require_concurrent_replicas()
     while graph is not None:
         if isinstance(graph, control_flow_v2_func_graphs.WhileBodyFuncGraph):
             return tf.identity(graph.inputs[0], name=name)  # TensorFlow's own counter comes before the loop's variables
@@ -73,13 +72,13 @@ def get_current_iteration_counter(name: Optional[str] = None) -> tf.Tensor:
     raise tf.errors.FailedPreconditionError(None, None, "There is no loop whose iterations could be counted.")
 
 
-def _require_own_steps() -> None:
+def _require_concurrent_replicas() -> None:
     """Refuses time-sliced replicas, which share their state and loops: the program is then run concurrently."""
     replicas.all_reduce([], replicas.sum_values)
 
 
 def _keep_alive(*variables: Any) -> None:
-    """Ties variables to the functions being traced, which refer to them weakly."""
+    """Stores variables in the functions being traced, which refer to them only weakly."""
     graph = tf.compat.v1.get_default_graph()
     while hasattr(graph, "outer_graph"):
         graph._ipu_emulator_state = [*getattr(graph, "_ipu_emulator_state", []), *variables]

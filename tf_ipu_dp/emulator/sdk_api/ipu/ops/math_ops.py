@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ops.math_ops`: products in parts and sums of segments.
+"""`tensorflow.python.ipu.ops.math_ops`: serialised matrix products and sums of segments.
 
 On an IPU a serialised product saves memory and gives the same numbers; here it is one product, after the SDK's checks.
 """
@@ -23,7 +23,7 @@ def serialized_matmul(
     transpose_b: bool = False,
     name: Optional[str] = None,
 ) -> tf.Tensor:
-    """Returns the product of `a` `[..., m, k]` and `b` `[..., k, n]`, cut in so many parts along m, k or n."""
+    """Returns the product of `a` `[..., m, k]` and `b` `[..., k, n]`, computed in parts along m, k or n on an IPU."""
     a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     if serialization_dimension not in _DIMENSIONS:
         raise ValueError(f"serialization_dimension={serialization_dimension!r} is not one of {', '.join(_DIMENSIONS)}.")

@@ -40,7 +40,7 @@ def swish(x: Any, name: Optional[str] = None) -> tf.Tensor:
 
 
 def hard_sigmoid(x: Any, name: Optional[str] = None) -> tf.Tensor:
-    """Returns `0.2 x + 0.5`, kept within 0 and 1."""
+    """Returns `0.2 x + 0.5`, clipped to 0 and 1."""
     with tf.name_scope(name or "hard_sigmoid"):
         x = tf.convert_to_tensor(x)
         return tf.clip_by_value(x * tf.cast(0.2, x.dtype) + tf.cast(0.5, x.dtype), 0.0, 1.0)
@@ -130,8 +130,8 @@ def ctc_loss_with_log_probs(
     with tf.name_scope(name or "ctc_loss_with_log_probs"):
         data = tf.cast(data, tf.float32)
         loss = _ctc_loss(labels, data, label_length, data_length, blank_index)
-        # Stock TensorFlow normalises once more. Undoing that makes the loss, and above all its gradient, that
-        # of the log probabilities.
+        # Stock TensorFlow normalises again. This is undone, so that the loss and its gradient are those of the log
+        # probabilities.
         return tf.cast(loss - _normaliser(data, data_length), dtype)
 
 
@@ -177,8 +177,8 @@ def _sampled_loss_arguments(weights: Any, biases: Any, labels: Any, inputs: Any)
     return weights, biases, tf.convert_to_tensor(labels), tf.cast(inputs, tf.float32), inputs.dtype
 
 
-def _ctc_loss_dtype(given: Any, asked: Any) -> Any:
-    dtype = given if asked is None else tf.as_dtype(asked)
+def _ctc_loss_dtype(given: Any, requested: Any) -> Any:
+    dtype = given if requested is None else tf.as_dtype(requested)
     if given == tf.float32 and dtype == tf.float16:
         raise ValueError("CTC loss: out_dtype cannot be float16 for float32 data.")
     return dtype
@@ -206,7 +206,7 @@ def _decode(
     logits: tf.Tensor, lengths: Any, beam_width: int, top_paths: int, blank_index: int
 ) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     blank = _class_index(logits, blank_index)
-    # The stock decoder takes the last class for the blank.
+    # The stock decoder uses the last class as the blank.
     blank_last = tf.concat([logits[:, :, :blank], logits[:, :, blank + 1 :], logits[:, :, blank : blank + 1]], axis=2)
     paths, log_probabilities = tf.nn.ctc_beam_search_decoder(
         blank_last, tf.cast(lengths, tf.int32), beam_width=beam_width, top_paths=top_paths

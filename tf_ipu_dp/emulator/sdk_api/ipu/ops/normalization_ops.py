@@ -1,6 +1,6 @@
 """`tensorflow.python.ipu.ops.normalization_ops`: group, layer and instance normalisation with TF1 variables.
 
-Statistics are those of the present input, in training and inference alike, and are computed in float32.
+Statistics are those of the current input, both in training and in inference, and are computed in float32.
 """
 
 from __future__ import annotations
@@ -153,5 +153,5 @@ def check_groups(groups: int, channels: int) -> None:
 
 def _collections(given: Any, name: str) -> Optional[List[Any]]:
     """Returns the collections of one variable: `given` is a list for all or a dict of lists by name."""
-    mine = given.get(name) if isinstance(given, dict) else given
-    return [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, *mine] if mine else None
+    names = given.get(name) if isinstance(given, dict) else given
+    return [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, *names] if names else None

@@ -1,8 +1,8 @@
 """`tensorflow.python.ipu.ops.pipelining_ops`: pipelines of functions, and the types that describe any pipeline.
 
-A pipeline's weights do not change while micro batches are on their way, so its results are those of the stages run one
-after the other. That is what happens here: one loop of the graph, one micro batch per iteration, one update per count.
-Schedules, device mappings, recomputation and offloading are checked as the SDK checks them and change no number. Batch
+A pipeline's weights do not change while micro batches are in flight, so its results are those of the stages run one
+after the other. The emulator runs them so: one loop of the graph, one micro batch per iteration, one update per count.
+Schedules, device mappings, recomputation and offloading are checked as in the SDK and do not affect results. Batch
 serialisation and captured gradients are refused.
 """
 
@@ -73,7 +73,7 @@ class OptimizerFunctionOutput:
             ("tape", tape, tf.GradientTape),
         ):
             if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} has the type {type(value).__name__}, which it cannot have.")
+                raise TypeError(f"{name} has the type {type(value).__name__}, which is not supported.")
         if isinstance(opt, tf.compat.v1.train.Optimizer):
             if variables is not None or tape is not None:
                 raise ValueError("variables and tape are for Keras optimizers; a TF1 optimizer takes var_list.")
@@ -181,7 +181,7 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
     def micro_batch(number: Any, accumulated: List[Any], summed: List[Any]) -> Any:
         position = tf.math.floormod(number, count)
         element = () if infeed_queue is None else infeed_queue._dequeue()
-        with _no_captures_but(given):
+        with _refuse_captures_except(given):
             outputs = _run_stages(stages, given, element)
         effects = []
         loss = None
@@ -196,7 +196,7 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
         feed = _to_outfeed(outputs, loss, outfeed_loss, outfeed_mask, training)
         if feed is not None:
             if outfeed_queue is None:
-                raise ValueError("The last stage has outputs, but there is no outfeed_queue to take them.")
+                raise ValueError("The last stage has outputs, but there is no outfeed_queue for them.")
             if sums is None:
                 effects.append(outfeed_queue.enqueue(feed))
             else:
@@ -252,7 +252,7 @@ def _stage_functions(stages: Any) -> List[Any]:
         raise TypeError(f"computational_stages must be a list of functions, not {type(stages).__name__}.")
     for stage in flat(stages):
         if not callable(stage):
-            raise TypeError(f"{stage!r} is no function, so it is no stage.")
+            raise TypeError(f"{stage!r} is not a function, so it cannot be a stage.")
     return list(stages)
 
 
@@ -276,7 +276,7 @@ def _devices(stages: List[Any], mapping: Any) -> List[Any]:
         raise TypeError(f"device_mapping must be a list of int, not {mapping!r}.")
     for device in flat(mapping):
         if isinstance(device, bool) or not isinstance(device, numbers.Integral):
-            raise TypeError(f"device_mapping has an entry {device!r}, which is no int.")
+            raise TypeError(f"device_mapping has an entry {device!r}, which is not an int.")
         if device < 0:
             raise ValueError(f"device_mapping has an entry {device}, which is less than 0.")
     return list(mapping)
@@ -313,7 +313,7 @@ def _call(function: Callable[..., Any], outputs: Any) -> Any:
 
 
 def _to_outfeed(outputs: Any, loss: Any, only_loss: bool, mask: Optional[List[bool]], training: bool) -> Any:
-    """Returns what is enqueued, in the SDK's structure; None if there is nothing."""
+    """Returns what is enqueued, in the SDK's structure; None if nothing is."""
     if only_loss:
         return loss
     if not training and (isinstance(outputs, dict) or tf.is_tensor(outputs)):
@@ -327,8 +327,8 @@ def _to_outfeed(outputs: Any, loss: Any, only_loss: bool, mask: Optional[List[bo
 
 
 @contextlib.contextmanager
-def _no_captures_but(allowed: Sequence[Any]) -> Iterator[None]:
-    """Refuses stages that use a tensor from outside; variables and other resources they may use."""
+def _refuse_captures_except(allowed: Sequence[Any]) -> Iterator[None]:
+    """Refuses stages that use a tensor from outside. Variables and other resources are allowed."""
     graph = tf.compat.v1.get_default_graph()
     known = {id(tensor) for tensor in (*allowed, *getattr(graph, "external_captures", ()))}
     yield

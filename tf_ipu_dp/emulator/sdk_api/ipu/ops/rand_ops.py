@@ -23,8 +23,7 @@ def dropout(
 ) -> tf.Tensor:
     """Returns `x` with a share `rate` of its elements set to zero and the others divided by `1 - rate`.
 
-    `seed` is a pair of int32. `ref` is what the IPU ties the mask to when it computes it twice; here it is computed
-    once.
+    `seed` is a pair of int32. `ref` identifies the mask if the IPU computes it twice; here it is computed once.
     """
     del ref
     x = tf.convert_to_tensor(x)
@@ -49,7 +48,7 @@ def _mask_shape(x: tf.Tensor, noise_shape: Optional[Sequence[int]]) -> Any:
         return tf.shape(x)
     shape = tf.TensorShape(noise_shape)
     if shape.rank != x.shape.rank:
-        raise ValueError(f"dropout: noise_shape={list(noise_shape)} has not the rank of x with shape {x.shape}.")
+        raise ValueError(f"dropout: noise_shape={list(noise_shape)} does not have the rank of x with shape {x.shape}.")
     for noise, size in zip(shape, x.shape):
         if noise not in (1, None) and size not in (noise, None):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.ops.reduce_scatter_op`: a reduction of which each replica keeps its part."""
+"""`tensorflow.python.ipu.ops.reduce_scatter_op`: a reduction whose result is divided between the replicas."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _REDUCTIONS: Dict[str, Callable[[List[Any]], Any]] = {
 
 
 def reduce_scatter(x: Any, replication_factor: int, op: str = "COLLECTIVE_OP_ADD", name: Optional[str] = None) -> Any:
-    """Reduces vectors over the replicas; each keeps its part, filled up with zeros. A list gives a list."""
+    """Returns each replica's part of vectors reduced over the replicas, padded with zeros. A list gives a list."""
     all_to_all_op.check_factor(replication_factor)
     if op not in (*_REDUCTIONS, "COLLECTIVE_OP_LOCAL"):
         raise ValueError(f"{op!r} is not a reduction; it is one of {', '.join(_REDUCTIONS)}, COLLECTIVE_OP_LOCAL.")
     if isinstance(x, (list, tuple)):
-        return [_one(tf.convert_to_tensor(tensor), replication_factor, op) for tensor in x]
-    return tf.identity(_one(tf.convert_to_tensor(x), replication_factor, op), name=name)
+        return [_reduce_scatter_one(tf.convert_to_tensor(tensor), replication_factor, op) for tensor in x]
+    return tf.identity(_reduce_scatter_one(tf.convert_to_tensor(x), replication_factor, op), name=name)
 
 
-def _one(tensor: Any, parts: int, op: str) -> Any:
+def _reduce_scatter_one(tensor: Any, parts: int, op: str) -> Any:
     if tensor.shape.rank != 1:
         raise ValueError(f"reduce_scatter takes vectors, not rank {tensor.shape.rank}.")
     reduced = tensor if op == "COLLECTIVE_OP_LOCAL" else collectives.all_reduce([tensor], _REDUCTIONS[op])[0]

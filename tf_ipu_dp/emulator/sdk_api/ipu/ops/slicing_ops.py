@@ -1,6 +1,6 @@
-"""`tensorflow.python.ipu.ops.slicing_ops`: many runs of rows copied at once, for packed sequences.
+"""`tensorflow.python.ipu.ops.slicing_ops`: copies many runs of rows in one operation, for packed sequences.
 
-Where runs overlap the later one wins. Rows outside the tensors are undefined on an IPU; here they are not copied to,
+Where runs overlap, the later one is used. Rows outside the tensors are undefined on an IPU; here they are not written,
 and copying from them repeats the nearest row.
 """
 
@@ -63,7 +63,7 @@ def sequence_slice_unpack(
 def sequence_slice_pack(
     dst: Any, src: Any, num_elems: Any, dst_offsets: Any, zero_unused: bool, name: Optional[str] = None
 ) -> tf.Tensor:
-    """Returns `dst` with the rows of `src`, which follow one another run by run, put where the runs begin."""
+    """Returns `dst` with the consecutive runs of rows of `src` copied to `dst_offsets`."""
     counts = _indices(num_elems)
     with tf.name_scope(name or "sequence_slice_pack"):
         return sequence_slice(dst, src, counts, tf.cumsum(counts, exclusive=True), dst_offsets, zero_unused)

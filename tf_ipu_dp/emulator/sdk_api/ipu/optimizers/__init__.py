@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.optimizers`: wrappers of TF1 optimizers (`tf.compat.v1.train.Optimizer`), and of no others."""
+"""`tensorflow.python.ipu.optimizers`: wrappers of TF1 optimizers (`tf.compat.v1.train.Optimizer`) only."""
 
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer

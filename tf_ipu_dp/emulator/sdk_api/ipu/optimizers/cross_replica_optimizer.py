@@ -22,17 +22,17 @@ class CrossReplicaOptimizer(IpuOptimizer):
     def apply_gradients(
         self, grads_and_vars: Iterable[Any], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Passes the mean over the replicas on."""
+        """Applies the mean of the gradients over the replicas."""
         reduced = [
             (None if gradient is None else cross_replica_ops.cross_replica_mean(tf.convert_to_tensor(gradient)), var)
             for gradient, var in grads_and_vars
         ]
-        with _reduced_already():
+        with _without_reduction():
             return super().apply_gradients(reduced, global_step, name)
 
 
 @contextlib.contextmanager
-def _reduced_already() -> Iterator[None]:
+def _without_reduction() -> Iterator[None]:
     """Inside, the strategy does not sum over the replicas, as it otherwise does for TF1 optimizers."""
     program = replicas.current()
     if program is None:

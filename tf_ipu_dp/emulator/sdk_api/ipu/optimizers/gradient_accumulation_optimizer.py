@@ -1,7 +1,7 @@
 """`tensorflow.python.ipu.optimizers.gradient_accumulation_optimizer`: one update for several micro batches.
 
-On the SDK the compiler looks for a loop of known length around the optimizer, divisible by the micro batches of an
-update, and refuses the program otherwise. Here that is checked for the loops of `ipu.loops` only. Every A-th call
+The SDK's compiler needs a loop of known length around the optimizer, divisible by the micro batches of an update, and
+refuses the program otherwise. Here that is checked for the loops of `ipu.loops` only. Every A-th call
 updates, in a loop or not, and the count continues from one run to the next.
 """
 
@@ -16,14 +16,14 @@ from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumul
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
-_OLD_FORM_TAKES = (tf.compat.v1.train.GradientDescentOptimizer, tf.compat.v1.train.MomentumOptimizer)
+_OLD_FORM_OPTIMIZERS = (tf.compat.v1.train.GradientDescentOptimizer, tf.compat.v1.train.MomentumOptimizer)
 
 
 class GradientAccumulationOptimizerV2(IpuOptimizer):
     """Adds up or averages the gradients of `num_mini_batches` calls, and updates with the last of them.
 
     `dtype` is that of the accumulators, and of the gradients that `opt` gets. Offloading and sharding of the
-    optimizer's state change where things are kept on an IPU, not the numbers; here they do nothing.
+    optimizer's state affect memory on an IPU, not results; here they do nothing.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         wrapped = opt
         while isinstance(wrapped, IpuOptimizer):
             wrapped = wrapped._optimizer
-        if not isinstance(wrapped, _OLD_FORM_TAKES):
+        if not isinstance(wrapped, _OLD_FORM_OPTIMIZERS):
             raise ValueError(
                 f"{type(self).__name__} wraps a GradientDescentOptimizer or MomentumOptimizer, not "
                 f"{type(wrapped).__name__}; use {type(self).__name__}V2."

@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.optimizers.ipu_optimizer`: the wrapper that the others are made from."""
+"""`tensorflow.python.ipu.optimizers.ipu_optimizer`: the base class of the other wrappers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class IpuOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Passes everything on to the TF1 optimizer that it wraps."""
+    """Delegates everything to the TF1 optimizer that it wraps."""
 
     def __init__(self, opt: Any, name: Optional[str] = None) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):

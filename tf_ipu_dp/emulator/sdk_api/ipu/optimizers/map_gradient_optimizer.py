@@ -8,7 +8,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
 
 class MapGradientOptimizer(IpuOptimizer):
-    """Puts every gradient through a function of the gradient and the variable's value."""
+    """Applies a function of the gradient and the variable's value to every gradient."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.ipu_optimizer import IpuOptimizer
 
 
 class ShardedOptimizer(IpuOptimizer):
-    """On an IPU, puts gradients on the shards of their operations. Here there are no shards and nothing to place."""
+    """On an IPU, places gradients on the shards of their operations. The emulator has no shards."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer, "ShardedOptimizer")

@@ -1,7 +1,7 @@
 """`keras.ipu.layers`: layers whose gradients automatic loss scaling observes. The forward pass is not changed.
 
 The gradients are recorded while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`).
-With another optimizer, or with a tape of your own, the layers do nothing.
+With another optimizer, or with your own tape, the layers do nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CaptureUpstreamGradients(tf.keras.layers.Wrapper):  # type: ignore[misc]
         return tf.nest.map_structure(captured, self.layer(inputs, *args, **kwargs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the wrapped layer's."""
+        """Returns the output shape of the wrapped layer."""
         return self.layer.compute_output_shape(input_shape)
 
     def get_config(self) -> Dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Refused: the tool divides a model into stages by what a profile of the IPU says."""
+"""Refused: the tool divides a model into stages by a profile of the IPU."""
 
 raise ImportError(
     "ipu_tensorflow_addons.keras.experimental.auto_pipeline is not emulated: it divides a model into pipeline stages "

@@ -11,7 +11,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.ops import nn_ops
 
 
 class CTCLoss(IPULayer):
-    """Gives the mean loss over the batch, as a tensor of shape `[1]`. Data are log probabilities or logits."""
+    """Returns the mean loss over the batch, as a tensor of shape `[1]`. Data are log probabilities or logits."""
 
     def __init__(self, blank_index: int = 0, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +36,7 @@ class CTCLoss(IPULayer):
 
 
 class CTCInferenceLayer(IPULayer):
-    """Decodes by beam search. Gives log probabilities and lengths `[batch, paths]`, labels `[batch, paths, time]`."""
+    """Decodes by beam search. Returns log probabilities and lengths `[batch, paths]`, labels `[batch, paths, time]`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CTCInferenceLayer(IPULayer):
 
 
 class CTCPredictionsLayer(CTCInferenceLayer):
-    """Decodes by beam search. Gives the labels of the best path, `[batch, time]`, with blanks after its end."""
+    """Decodes by beam search. Returns the labels of the best path, `[batch, time]`, with blanks after its end."""
 
     def call(self, data: Any, data_length: Any) -> Any:
         """Returns the most likely labels."""

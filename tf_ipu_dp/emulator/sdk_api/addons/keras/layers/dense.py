@@ -21,7 +21,7 @@ _DIMENSIONS = {
 
 
 class SerialDense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
-    """Keras' Dense. The factor, which saves memory on the IPU, must divide the dimension it is for."""
+    """Keras' Dense. The factor, which saves memory on the IPU, must divide the serialised dimension."""
 
     def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
@@ -98,7 +98,7 @@ class Dense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
         super().__init__(units, **kwargs)
         if not -32 <= kernel_scale <= 31:
             raise ValueError(f"kernel_scale={kernel_scale} is not in [-32, 31].")
-        self.input_spec = None  # so that a list comes as far as `build`, which says what is wrong with it
+        self.input_spec = None  # so that a list reaches `build`, which refuses it with a clear message
         self.kernel_format = f8_ops.Format[kernel_format] if isinstance(kernel_format, str) else kernel_format
         self.kernel_scale = kernel_scale
         self.kernel_data_initializer = kernel_data_initializer

@@ -16,7 +16,7 @@ class Dropout(IPULayer):
     def __init__(
         self, rate: float, noise_shape: Optional[Any] = None, seed: Optional[Any] = None, **kwargs: Any
     ) -> None:
-        kwargs.pop("ref", None)  # asks for the reference implementation, which draws other numbers on the IPU
+        kwargs.pop("ref", None)  # selects the reference implementation, which draws other numbers on the IPU
         super().__init__(**kwargs)
         self.rate = rate
         self.noise_shape = noise_shape

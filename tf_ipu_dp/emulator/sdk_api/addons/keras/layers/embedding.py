@@ -26,7 +26,7 @@ class Embedding(IPULayer):
         serialization_factor: int = 1,
         **kwargs: Any,
     ) -> None:
-        # Ids must not be cast to the layer's float type on their way in.
+        # Ids must not be cast to the layer's float type.
         kwargs.setdefault("autocast", False)
         super().__init__(**kwargs)
         self._refuse_arguments(

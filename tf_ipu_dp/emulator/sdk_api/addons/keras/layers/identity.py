@@ -10,7 +10,7 @@ from tf_ipu_dp.emulator.sdk_api.addons.keras.layers.ipu_layer import IPULayer
 
 
 class RecomputationCheckpoint(IPULayer):
-    """Marks where a pipeline stage may be cut for recomputation. Gives its inputs."""
+    """Marks where a pipeline stage may be split for recomputation. Returns its inputs."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -30,7 +30,7 @@ class RecomputationCheckpoint(IPULayer):
 
 
 class AssumeEqualAcrossReplicas(IPULayer):
-    """Promises the compiler that its inputs are the same on all replicas. Gives its inputs."""
+    """Promises the compiler that its inputs are the same on all replicas. Returns its inputs."""
 
     def __init__(self, inplace: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

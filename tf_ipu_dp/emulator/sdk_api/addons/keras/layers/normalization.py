@@ -1,6 +1,6 @@
-"""Group, instance and layer normalisation. They do the same in training and in inference.
+"""Group, instance and layer normalisation. They work the same in training and in inference.
 
-float16 inputs are normalised in float32 and given back as float16.
+float16 inputs are normalised in float32 and returned as float16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_ipu_dp.emulator.sdk_api.addons.keras.layers.ipu_layer import IPULayer
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import normalization_ops
 
-_SMALLEST_EPSILON = 1.53e-5  # of use with float16 on the IPU
+_SMALLEST_EPSILON = 1.53e-5  # that is useful with float16 on the IPU
 
 
 class _Normalization(IPULayer):
@@ -183,7 +183,7 @@ class LayerNormalization(_Normalization):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Checks the axes and makes gamma and beta, shaped like them."""
+        """Checks the axes and makes gamma and beta with the shape of the axes."""
         shape = tf.TensorShape(input_shape)
         if shape.rank is None:
             raise ValueError(f"{self.name}: the rank of the input is not known.")

@@ -1,6 +1,6 @@
 """LSTM and GRU, with the arithmetic of Keras' layers and the IPU's rules for their arguments.
 
-Gates are ordered as in Keras (LSTM: i, f, c, o; GRU: z, r, h), so the weights of Keras' layers fit. `options`,
+Gates are ordered as in Keras (LSTM: i, f, c, o; GRU: z, r, h), so the weights of Keras' layers can be used. `options`,
 `options_bwd` and `partials_dtype` tune the IPU's kernels and change nothing here. A stateful layer has one state in
 each process: under a replicated model its replicas share it, where each IPU would keep its own.
 """
@@ -88,7 +88,7 @@ class _PopnnRNN(IPULayer):
         super().build(input_shape)
 
     def call(self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None) -> Any:
-        """Returns the last output or all of them, followed by the states if asked for."""
+        """Returns the last output or all of them, followed by the states with `return_state`."""
         if any(entry is not None for entry in tf.nest.flatten(mask)):
             raise NotImplementedError(f"{self.name}: masks are not supported.")
         if isinstance(inputs, (list, tuple)):
@@ -139,13 +139,13 @@ class _PopnnRNN(IPULayer):
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments."""
         # An argument that is not an attribute has been refused unless it had its default.
-        own = {name: getattr(self, name, _REFUSED_DEFAULTS.get(name)) for name in self._arguments}
+        config = {name: getattr(self, name, _REFUSED_DEFAULTS.get(name)) for name in self._arguments}
         for name in ("kernel_initializer", "recurrent_initializer", "bias_initializer"):
-            own[name] = tf.keras.initializers.serialize(own[name])
-        own["partials_dtype"] = self.partials_dtype.name
-        own["options"], own["options_bwd"] = _plain(self.options), _plain(self.options_bwd)
-        own["dropout_seed"] = None if self.dropout_seed is None else [int(part) for part in self.dropout_seed]
-        return {**super().get_config(), "units": self.units, **own}
+            config[name] = tf.keras.initializers.serialize(config[name])
+        config["partials_dtype"] = self.partials_dtype.name
+        config["options"], config["options_bwd"] = _plain(self.options), _plain(self.options_bwd)
+        config["dropout_seed"] = None if self.dropout_seed is None else [int(part) for part in self.dropout_seed]
+        return {**super().get_config(), "units": self.units, **config}
 
     def _bias_shape(self) -> List[int]:
         return [self.gates * self.units]
@@ -154,7 +154,7 @@ class _PopnnRNN(IPULayer):
         return self.bias_initializer
 
     def _project(self, inputs: Any) -> Any:
-        """The input's part of all gates, for all steps at once."""
+        """Returns the input's contribution to all gates, for all steps together."""
         raise NotImplementedError
 
     def _step(self) -> Step:
@@ -168,12 +168,12 @@ class _PopnnRNN(IPULayer):
                 raise ValueError(f"{self.name} has {self.state_count} states, but got {len(given)}.")
             given = [tf.cast(state, inputs.dtype) for state in given]
         if self.stateful:
-            kept = [tf.cast(state, inputs.dtype) for state in self.states]
+            current = [tf.cast(state, inputs.dtype) for state in self.states]
             if given is None:
-                return kept
+                return current
             # As in Keras: states given to a stateful layer are its initial states only.
-            fresh = tf.reduce_all([tf.reduce_all(state == 0) for state in kept])
-            return [tf.where(fresh, start, state) for start, state in zip(given, kept)]
+            fresh = tf.reduce_all([tf.reduce_all(state == 0) for state in current])
+            return [tf.where(fresh, start, state) for start, state in zip(given, current)]
         return given or [tf.zeros([batch, self.units], inputs.dtype) for _ in range(self.state_count)]
 
     def _make_states(self, batch: Optional[int]) -> None:
@@ -188,7 +188,7 @@ class _PopnnRNN(IPULayer):
         self._keep_states(states)
 
     def _keep_states(self, states: Optional[List[Any]]) -> None:
-        # Set past Keras, which would count them among the weights; `set_weights` takes those of a Keras layer.
+        # Bypasses Keras' tracking, which would count them as weights: `set_weights` must accept those of a Keras layer.
         self.__dict__["states"] = states or [None] * self.state_count
 
 
@@ -231,7 +231,7 @@ class PopnnLSTM(_PopnnRNN):
         options_bwd: Optional[Dict[str, str]] = None,
         **kwargs: Any,
     ) -> None:
-        arguments = _own_arguments(locals())
+        arguments = _layer_arguments(locals())
         super().__init__(units, arguments, kwargs)
         self.unit_forget_bias = unit_forget_bias
 
@@ -295,7 +295,7 @@ class PopnnGRU(_PopnnRNN):
         options_bwd: Optional[Dict[str, str]] = None,
         **kwargs: Any,
     ) -> None:
-        arguments = _own_arguments(locals())
+        arguments = _layer_arguments(locals())
         super().__init__(units, arguments, kwargs)
         self.reset_after = reset_after
 
@@ -333,7 +333,10 @@ def lstm_step(recurrent_kernel: Any, activation: str, recurrent_activation: str)
 
 
 def gru_step(recurrent_kernel: Any, recurrent_bias: Optional[Any], activation: str, recurrent_activation: str) -> Step:
-    """Returns one step of a GRU likewise; with a recurrent bias the reset gate acts after the matrix product."""
+    """Returns one step of a GRU whose input has been multiplied by the kernel; the state is h.
+
+    With a recurrent bias the reset gate acts after the matrix product.
+    """
     activate, gate = getattr(tf.keras.activations, activation), getattr(tf.keras.activations, recurrent_activation)
     units = recurrent_kernel.shape[0]
 
@@ -341,9 +344,9 @@ def gru_step(recurrent_kernel: Any, recurrent_bias: Optional[Any], activation: s
         (h,) = states
         input_z, input_r, input_h = tf.split(projected, 3, axis=-1)
         if recurrent_bias is not None:
-            z, r, own = tf.split(tf.matmul(h, recurrent_kernel) + recurrent_bias, 3, axis=-1)
+            z, r, recurrent_h = tf.split(tf.matmul(h, recurrent_kernel) + recurrent_bias, 3, axis=-1)
             z, r = gate(input_z + z), gate(input_r + r)
-            candidate = activate(input_h + r * own)
+            candidate = activate(input_h + r * recurrent_h)
         else:
             z, r = tf.split(tf.matmul(h, recurrent_kernel[:, : 2 * units]), 2, axis=-1)
             z, r = gate(input_z + z), gate(input_r + r)
@@ -357,7 +360,7 @@ def gru_step(recurrent_kernel: Any, recurrent_bias: Optional[Any], activation: s
 def activation_name(given: Any, argument: str) -> str:
     """Returns the name of an activation that the IPU's RNNs have.
 
-    The SDK knows callables of TensorFlow's internal Keras and of `tf.math` only; those of `tf.keras` it refuses.
+    Like the SDK, it accepts callables of TensorFlow's internal Keras and of `tf.math`, but not those of `tf.keras`.
     """
     name = given
     if given is tf.math.tanh or given is tf.math.sigmoid:
@@ -372,7 +375,7 @@ def activation_name(given: Any, argument: str) -> str:
     return name
 
 
-def _own_arguments(given: Dict[str, Any]) -> Dict[str, Any]:
+def _layer_arguments(given: Dict[str, Any]) -> Dict[str, Any]:
     """A constructor's arguments without `self`, `units` and the keywords for Keras' base class."""
     return {name: value for name, value in given.items() if name not in ("self", "units", "kwargs", "__class__")}
 

@@ -9,7 +9,7 @@ from tensorflow.python.data.ops import dataset_ops
 
 
 class BufferDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
-    """The elements of a dataset, as many as fill buffers of `buffer_size`: what is left over is dropped."""
+    """The elements of a dataset that fill complete buffers of `buffer_size`; the remainder is dropped."""
 
     def __init__(self, input_dataset: Any, buffer_size: int) -> None:
         self._whole = input_dataset.window(buffer_size, drop_remainder=True).flat_map(_elements)
