@@ -12,22 +12,22 @@ from typing import List, NoReturn, Optional
 
 from tf_ipu_dp import __version__
 
-# The modules that are commands, with what each does. A test holds that each has a module and a row here.
+# The modules that are commands, with what each does. A test checks that every command has a row here.
 COMMANDS = {
     "train": "Trains a Keras model data-parallel on IPUs, real or emulated.",
     "launch": "Starts a training run as several instances, and restarts it after failures.",
     "monitor": "Shows what the IPUs and the runs do, live, as JSON, recorded, or for Prometheus.",
-    "doctor": "Says what this machine can do, and what is missing.",
+    "doctor": "Reports what this machine can do, and what is missing.",
     "compare": "Compares the trained weights of two runs, layer by layer.",
     "environment": "Makes the Python environment that launch/train and launch/test use.",
     "emulator": "Runs a program written for the Poplar SDK on this host's CPU.",
-    "emulator.poprun": "Stands in for the SDK's poprun: starts a program as several instances.",
+    "emulator.poprun": "Replaces the SDK's poprun: starts a program as several instances.",
 }
 _HELP = ("-h", "--help", "help")
 
 
 def main(words: List[str]) -> int:
-    """Lists the commands, or becomes the one that the first word names. Returns the exit code otherwise."""
+    """Lists the commands, or runs the one that the first word names. Returns the exit code."""
     if not words or words[0] in _HELP:
         sys.stdout.write(render_commands())
         return 0
@@ -35,10 +35,10 @@ def main(words: List[str]) -> int:
         sys.stdout.write(f"tf_ipu_dp {__version__}\n")
         return 0
     if words[0] not in COMMANDS:
-        sys.stderr.write(f"tf-ipu-dp: {_refusal(words[0])}\n")
+        sys.stderr.write(f"tf-ipu-dp: {_explain_unknown_command(words[0])}\n")
         return 1
     sys.argv = [words[0], *words[1:]]
-    # As python -m would: each command decides how its process ends.
+    # Like python -m: the command itself ends the process with its exit code.
     runpy.run_module(f"{__package__}.{words[0]}", run_name="__main__", alter_sys=True)
     return 0
 
@@ -51,7 +51,7 @@ def render_commands() -> str:
     return "\n".join([usage, "", *lines, "", "tf-ipu-dp COMMAND --help lists a command's flags.", ""])
 
 
-def _refusal(word: str) -> str:
+def _explain_unknown_command(word: str) -> str:
     nearest = difflib.get_close_matches(word, COMMANDS, n=1)
     advice = f"Did you mean {nearest[0]}?" if nearest else "Commands: " + ", ".join(COMMANDS) + "."
     if word.startswith("-"):

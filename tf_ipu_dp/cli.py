@@ -1,7 +1,7 @@
 """How every command behaves: flags, help, mistakes in one sentence, exit codes. No TensorFlow.
 
 absl does the parsing. Added here: all mistakes of a line are reported at once, a flag on the line wins over a flag file
-wherever the file stands, an unknown flag is refused with the nearest name, and `--help` shows our flags only.
+wherever the file is named, an unknown flag is refused with the nearest name, and `--help` shows our flags only.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
 
 # Below this width rich would cut the numbers of a table.
-LEAST_WIDTH = 60
+MIN_WIDTH = 60
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
-_MOST_CHOICES_IN_FORM = 4
+_MAX_CHOICES_IN_FORM = 4
 _PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done. Each sentence is shown to the user as it is."""
+    """What the user asked for cannot be done. Each sentence is shown to the user unchanged."""
 
     def __init__(self, *sentences: str) -> None:
         super().__init__("\n".join(sentences))
@@ -39,7 +39,7 @@ class UsageError(ValueError):
 
 def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
     """Runs a command's body and returns its exit code; a user's mistake becomes a sentence, not a traceback."""
-    if sys.stdout is None:  # closed by the caller
+    if sys.stdout is None:  # the caller closed it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
@@ -103,7 +103,7 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         except (flags.Error, ValueError) as error:
             name, sentence = _explain(error, words, fv)
         sentences.append(sentence)
-        rest = _leave_out(name, words, fv)
+        rest = _remove_flag(name, words, fv)
         if rest == words:
             break
         words = rest
@@ -158,8 +158,8 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
     for row in rows:
         table.add_row(*row)
     stream = io.StringIO()
-    # Where the terminal is narrower it wraps the lines, and no number is cut.
-    Console(file=stream, width=max(width, LEAST_WIDTH), color_system=None, highlight=False, markup=False).print(table)
+    # A narrower terminal wraps the lines, so that no number is cut.
+    Console(file=stream, width=max(width, MIN_WIDTH), color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 
@@ -201,11 +201,11 @@ def flag_form(flag: Flag) -> str:
 
 def describe_choices(text: str, choices: Sequence[str]) -> str:
     """Returns a help text, followed by the choices if they are too many for the flag's form."""
-    return text if len(choices) <= _MOST_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
+    return text if len(choices) <= _MAX_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
 
 
 def supports_unicode(stream: TextIO) -> bool:
-    """Whether a stream can carry box drawings."""
+    """Whether a stream can encode box-drawing characters."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
 
 
@@ -235,8 +235,8 @@ def _flag_files_first(words: Sequence[str]) -> List[str]:
     return files + others + rest
 
 
-def _leave_out(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]:
-    """Returns the words without a flag, and without its value where that is a word of its own."""
+def _remove_flag(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[str]:
+    """Returns the words without a flag, and without its value where that is a separate word."""
     kept: List[str] = []
     pending = list(words)
     while pending:
@@ -252,7 +252,7 @@ def _leave_out(name: str, words: Sequence[str], fv: flags.FlagValues) -> List[st
 
 
 def _takes_next_word(name: str, following: str, fv: flags.FlagValues) -> bool:
-    """Whether the next word is the value of a flag without `=`; for an unknown flag that is a guess."""
+    """Whether the next word is the value of a flag without `=`; a guess for an unknown flag."""
     return not fv[name].boolean if name in fv else not following.startswith("-")
 
 
@@ -321,12 +321,12 @@ def _suggest_flag(name: str, fv: flags.FlagValues) -> str:
 def _placeholder(flag: Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None)
     if choices:
-        return "|".join(choices) if len(choices) <= _MOST_CHOICES_IN_FORM else "NAME"
+        return "|".join(choices) if len(choices) <= _MAX_CHOICES_IN_FORM else "NAME"
     return getattr(flag.parser, "placeholder", None) or _PLACEHOLDERS.get(flag.flag_type(), "TEXT")
 
 
 def _help_text(flag: Flag) -> str:
-    """Returns the help text as it was written, with the choices where the flag's form leaves them out.
+    """Returns the declared help text, followed by the choices if the flag's form does not show them.
 
     absl puts an enum's choices in front of the text.
     """

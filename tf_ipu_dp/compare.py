@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if not word.startswith("-")]
     cli.parse([word for word in words if word.startswith("-")], fv)
     if len(folders) != 2:
-        raise cli.UsageError(f"compare needs two run folders, for example runs/a runs/b, but {len(folders)} given.")
+        raise cli.UsageError(f"compare needs two run folders, for example runs/a runs/b, but got {len(folders)}.")
     limit: float = fv["limit"].value  # type: ignore[assignment, unused-ignore]
     first, second = (_newest_checkpoint(folder) for folder in folders)
     if first.manifest.step != second.manifest.step:
@@ -90,8 +90,8 @@ def read_weights(prefix: Path) -> Dict[str, Any]:
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     keys = [(each.checkpoint_key, each.full_name) for node in graph.nodes for each in node.attributes]
-    own = [(key, name) for key, name in keys if key.startswith("model/") and "/.OPTIMIZER_SLOT/" not in key]
-    tensors = {name: reader.get_tensor(key) for key, name in sorted(own, key=_layer_order)}
+    weights = [(key, name) for key, name in keys if key.startswith("model/") and "/.OPTIMIZER_SLOT/" not in key]
+    tensors = {name: reader.get_tensor(key) for key, name in sorted(weights, key=_layer_order)}
     return {name: value for name, value in tensors.items() if value.dtype.kind == "f"}
 
 

@@ -1,4 +1,4 @@
-"""Checks whether this machine can train, and says what is missing: `python -m tf_ipu_dp.doctor`.
+"""Checks whether this machine can train, and reports what is missing: `python -m tf_ipu_dp.doctor`.
 
 TensorFlow, Horovod and the SDK may crash the interpreter or hang, so each is imported in a child process with a timeout
 and never in this one.
@@ -68,7 +68,7 @@ _TOOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The answer of a child process: a value, or the reason why there is none."""
+    """The answer of a child process: a value, or the reason why it has none."""
 
     value: Optional[Dict[str, Any]]
     failure: str = ""
@@ -76,7 +76,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the table. `ok` is None for what is missing but not required."""
+    """One line of the table. `ok` is None for an optional part that is missing."""
 
     name: str
     ok: Optional[bool]
@@ -98,7 +98,7 @@ def main(words: Sequence[str]) -> int:
     flags.DEFINE_bool("json", False, "Print the findings as JSON.", flag_values=fv)
     width = shutil.get_terminal_size().columns
     if cli.wants_help(words):
-        about = "Checks whether this machine can train, and says what is missing. Exit code 0 when it can, 1 when not."
+        about = "Checks whether this machine can train, and reports what is missing. Exit code 0: yes, 1: no."
         sys.stdout.write(cli.render_help("python -m tf_ipu_dp.doctor [--json]", about, GROUPS, fv, width))
         return 0
     cli.parse(words, fv)
@@ -257,7 +257,7 @@ def _check_sdk(probes: Mapping[str, Probe], environ: Mapping[str, str]) -> Findi
     devices: List[Dict[str, str]] = info.value["devices"]
     if not devices:
         advice = "Choose a partition (vipu list partitions): set IPUOF_VIPU_API_HOST and IPUOF_VIPU_API_PARTITION_ID."
-        return Finding(name, False, "enabled, but there is no IPU", advice)
+        return Finding(name, False, "enabled, but no IPU was found", advice)
     first = devices[0]
     facts = [f"{len(devices)} IPUs"]
     for label, key in (

@@ -1,8 +1,8 @@
 """Starts a training run as several instances: `python -m tf_ipu_dp.launch --instances=4 -- --ipus=8 --model=resnet20`.
 
-Plans the job, shows the plan and the exact command, and starts it through poprun, the emulator's stand-in for it, srun
-or mpirun. After a failure it names the instance that failed first, and restarts the job from its last checkpoint up to
---max_restarts times. The work is done in `distributed/`; here are the flags and the output. No TensorFlow.
+Plans the job, shows the plan and the exact command, and starts it through poprun, the emulator's poprun, srun or
+mpirun. After a failure it names the instance that failed first, and restarts the job from its last checkpoint up to
+--max_restarts times. This module has the flags and the output; `distributed/` does the work. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tf_ipu_dp.runs import json_files, run_folder
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.training import console
 
-_OWN_FLAGS = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
-_OWN_SWITCHES = ("verify", "dry_run")
+_LAUNCHER_FLAGS = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
+_LAUNCHER_SWITCHES = ("verify", "dry_run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +58,26 @@ class Options:
 
 
 def main(words: Sequence[str]) -> int:
-    """Parses, plans, shows or refuses, starts."""
-    own, train = split_words(words)
-    if cli.wants_help(train):
+    """Parses the flags, plans the job, and starts it or shows the plan."""
+    launcher_words, train_words = split_words(words)
+    if cli.wants_help(train_words):
         sys.stdout.write(_help())
         return 0
-    options = _parse_options(own, train)
-    typed = parse_train_words(train)
+    options = _parse_options(launcher_words, train_words)
+    typed = parse_train_words(train_words)
     _refuse_nested_launch()
     if typed.config.format != "table":
         raise cli.UsageError(
-            f"--format={typed.config.format} is drawn by python -m tf_ipu_dp.train --dry_run, which has the same plan."
+            f"--format={typed.config.format} is not supported by launch. Use python -m tf_ipu_dp.train --dry_run."
         )
     launcher = launchers.choose(options.launcher, typed.config.sdk, os.environ, shutil.which)
     dataset = lookup.find(typed.config.dataset, typed.config.data_dir, typed.config.image_size)
     job = plan_job(typed, dataset, _read_allocation(launcher), read_saved_batch(typed.config))
     hosts = job.plan.topology.hosts
     if hosts.count > max(len(hosts.names), 1) and launcher != "srun":
-        raise cli.UsageError(f"--hosts={hosts} is enough for a plan, but a start needs names, like --hosts=a,b.")
+        raise cli.UsageError(
+            f"--hosts={hosts} is enough to plan the job, but not to start it. Give names, like --hosts=a,b."
+        )
     starter = JobStarter(launcher, _split_launcher_args(options.launcher_args or ""))
     if options.dry_run:
         _show_plan(job, starter)
@@ -87,29 +89,29 @@ def main(words: Sequence[str]) -> int:
     with _run_folder(typed.config) as folder:
         run_dir = {} if typed.config.run_dir is not None else {"run_dir": str(folder.path)}
         job, typed = job.with_flags(run_dir), typed.with_flags(run_dir)
-        return _train(job, typed, dataset, starter, folder, options.max_restarts, own)
+        return _train(job, typed, dataset, starter, folder, options.max_restarts, launcher_words)
 
 
 def split_words(words: Sequence[str]) -> Tuple[List[str], List[str]]:
-    """Returns the launcher's own words and train's, which are all that the launcher does not know."""
-    own: List[str] = []
-    train: List[str] = []
+    """Returns the words with flags of the launcher, and all others, which are for train."""
+    launcher_words: List[str] = []
+    train_words: List[str] = []
     pending = list(words)
     is_separated = False
     while pending:
         word = pending.pop(0)
         name = word.lstrip("-").split("=")[0] if word.startswith("-") else ""
-        flag = name if name in _OWN_FLAGS else name[2:] if name.startswith("no") else ""
+        flag = name if name in _LAUNCHER_FLAGS else name[2:] if name.startswith("no") else ""
         if word == "--" and not is_separated:
             is_separated = True
-        elif flag not in _OWN_FLAGS:
-            train.append(word)
-        elif "=" in word or flag in _OWN_SWITCHES:
-            own.append(word)
+        elif flag not in _LAUNCHER_FLAGS:
+            train_words.append(word)
+        elif "=" in word or flag in _LAUNCHER_SWITCHES:
+            launcher_words.append(word)
         else:
-            own += [word, *pending[:1]]
+            launcher_words += [word, *pending[:1]]
             pending = pending[1:]
-    return own, train
+    return launcher_words, train_words
 
 
 def _train(
@@ -119,7 +121,7 @@ def _train(
     starter: JobStarter,
     folder: run_folder.RunFolder,
     max_restarts: int,
-    own: Sequence[str],
+    launcher_words: Sequence[str],
 ) -> int:
     began = time.monotonic()
     _announce(f"{_render_batch(job.plan)}; {folder.path}")
@@ -127,7 +129,7 @@ def _train(
         sys.stderr.write(report.render_drawing(job.plan.topology, _width(sys.stderr)))
     end = restart.run_with_restarts(job, typed, dataset, starter, folder, max_restarts=max_restarts, announce=_announce)
     took = console.render_duration(time.monotonic() - began)
-    resume = " ".join(map(shlex.quote, ["python", "-m", "tf_ipu_dp.launch", *own, "--", *typed.words]))
+    resume = " ".join(map(shlex.quote, ["python", "-m", "tf_ipu_dp.launch", *launcher_words, "--", *typed.words]))
     if end.status == 0:
         _announce(f"done in {took}; {folder.path}")
         if job.config.json:
@@ -151,7 +153,7 @@ def _verify(job: Job, dataset: DatasetInfo, starter: JobStarter) -> int:
 
 @contextlib.contextmanager
 def _run_folder(config: TrainConfig) -> Iterator[run_folder.RunFolder]:
-    """Yields the run's folder: the one of --run_dir, or a new one, removed again if it stays empty."""
+    """Yields the run's folder: --run_dir, or a new one, which is removed if it stays empty."""
     if config.run_dir is not None:
         yield run_folder.RunFolder(Path(config.run_dir).expanduser())
         return
@@ -223,10 +225,10 @@ def _split_launcher_args(text: str) -> Tuple[str, ...]:
         raise cli.UsageError(f"--launcher_args={text} cannot be split into words ({error}).") from error
 
 
-def _parse_options(own: Sequence[str], train: Sequence[str]) -> Options:
+def _parse_options(launcher_words: Sequence[str], train_words: Sequence[str]) -> Options:
     """Parses all words at once, so that a misspelt flag is refused with the nearest one of launch or train."""
     fv = _make_flags()
-    cli.parse([*train, *own], fv)
+    cli.parse([*train_words, *launcher_words], fv)
     values: Dict[str, Any] = {field.name: fv[field.name].value for field in dataclasses.fields(Options)}
     return Options(**values)
 
@@ -237,7 +239,7 @@ def _make_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "launcher", "auto", list(launchers.NAMES),
         "What starts the instances. auto takes poprun where the Poplar SDK has it, else srun inside a Slurm job, else "
-        "the emulator's stand-in for poprun", flag_values=fv,
+        "the emulator's poprun", flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_string(
         "launcher_args", None, "Options for poprun, mpirun or srun itself, like '--vipu-partition=p16'.", flag_values=fv
@@ -259,7 +261,7 @@ def _help() -> str:
     return cli.render_help(
         "python -m tf_ipu_dp.launch [--flag=value ...] [--] [flags of python -m tf_ipu_dp.train ...]",
         "Starts a training run as several instances, and restarts it after a failure. Takes all flags of train, too.",
-        {"Launcher": ("instances", "hosts", *_OWN_FLAGS)},
+        {"Launcher": ("instances", "hosts", *_LAUNCHER_FLAGS)},
         _make_flags(),
         shutil.get_terminal_size().columns,
     )

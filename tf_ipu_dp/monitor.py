@@ -54,7 +54,7 @@ class MonitorConfig:
 
 
 def main(words: Sequence[str]) -> int:
-    """Parses, reads, shows."""
+    """Parses the flags, reads the devices and shows or records them."""
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
@@ -126,7 +126,7 @@ def make_flags() -> flags.FlagValues:
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     define: Any = flags.DEFINE
     define(
-        _Seconds(), "watch", None, f"Refresh every so many seconds, {_PERIOD_S:g} by default. Keys: q quits, p pauses.",
+        _Seconds(), "watch", None, f"Seconds between refreshes, {_PERIOD_S:g} by default. Keys: q quits, p pauses.",
         flag_values=fv, boolean=True,
     )  # fmt: skip
     flags.DEFINE_bool("json", False, "Print JSON; with --watch one object per line.", flag_values=fv)
@@ -162,7 +162,7 @@ def make_flags() -> flags.FlagValues:
 
 
 class _Seconds(flags.ArgumentParser):  # type: ignore[type-arg, unused-ignore]
-    """The refresh period; a flag without a value means the default one."""
+    """The refresh period; a flag without a value means the default."""
 
     placeholder = "SECONDS"
     syntactic_help = f"a number of seconds from {_MIN_PERIOD_S:g} to 86400"
@@ -226,7 +226,7 @@ def _show_once(snapshot: snapshots.Snapshot, cfg: MonitorConfig) -> int:
 
 
 def _report_problem(snapshot: snapshots.Snapshot) -> int:
-    """Returns the exit code: 1, with the reason on stderr, where no device answers."""
+    """Prints to stderr why no device answers, if so. Returns the exit code."""
     if snapshot.problem:
         sys.stderr.write(f"monitor: no device answers: {text_layout.printable(snapshot.problem)}.\n")
     return 1 if snapshot.problem else 0
@@ -356,7 +356,7 @@ def _read_periodically(
             sink(snapshot)
         if is_last:
             return
-        # After a slow reading the next one is not early.
+        # After a slow reading, missed periods are not made up for.
         due = max(due + period_s, time.monotonic())
         while time.monotonic() < due:
             signals.wait(due - time.monotonic(), screen.keys if screen else None)
@@ -365,7 +365,7 @@ def _read_periodically(
 
 
 def _make_end_check(cfg: MonitorConfig) -> Callable[[], bool]:
-    """Returns a function that says whether the process or run of the flags has ended; a run may start later."""
+    """Returns a function that checks whether the process or run of the flags has ended; a run may start later."""
     if cfg.pid is not None:
         pid = cfg.pid
         return lambda: not process_info.is_alive(pid)
@@ -400,14 +400,14 @@ def _start_exporter(address: Tuple[str, int]) -> Sink:
 
 
 def _read_verdicts(snapshot: snapshots.Snapshot) -> Dict[str, str]:
-    """Returns a sentence on the present bottleneck of each run, by its name, or by its folder where names repeat."""
+    """Returns a sentence on the current bottleneck of each run, by its name, or by its folder where names repeat."""
     folders = {process.run_dir: process.run for process in snapshot.processes if process.run_dir and process.run}
     if not folders:
         return {}
     from tf_ipu_dp.monitoring import diagnosis
 
     names = collections.Counter(folders.values())
-    verdicts = {folder: diagnosis.explain_lately(Path(folder)) for folder in folders}
+    verdicts = {folder: diagnosis.explain_recent(Path(folder)) for folder in folders}
     return {
         folder if names[folders[folder]] > 1 else folders[folder]: verdict.sentence
         for folder, verdict in verdicts.items()

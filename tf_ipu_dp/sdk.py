@@ -1,7 +1,7 @@
 """The Poplar SDK for the application: its real modules where there are IPUs, and the emulator's elsewhere.
 
-The only module that imports the emulator: nothing above it asks which of them it got. The choice is made once per
-process. TensorFlow is imported by `load` alone.
+The only module that imports the emulator: no other code checks which of them is loaded. The choice is made once per
+process. Only `load` imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Sdk:
         return strategy
 
     def set_popdist_config(self, ipu_config: sdk_types.IpuConfig, *, ipus_per_replica: int) -> None:
-        """Puts this instance's IPUs, as poprun gave them, into a configuration."""
+        """Adds the IPUs that poprun assigned to this instance to a configuration."""
         importlib.import_module("popdist.tensorflow").set_ipu_config(ipu_config, ipus_per_replica=ipus_per_replica)
 
     def host_collectives(self) -> Any:
@@ -83,7 +83,7 @@ class Sdk:
 
 @functools.lru_cache(maxsize=None)
 def load(choice: str = "auto") -> Sdk:
-    """Returns the SDK of --sdk. When auto falls back to the emulator, one line on stderr says why."""
+    """Returns the SDK of --sdk. When auto falls back to the emulator, the reason is printed to stderr."""
     from tf_ipu_dp import emulator
 
     if choice == "emulator" or (choice == "auto" and emulator.is_installed()):
@@ -130,8 +130,8 @@ def load_emulated_gcipuinfo() -> sdk_types.GcipuinfoModule:
 def skips_interpreter_shutdown() -> bool:
     """Whether the process must end with os._exit once everything is written and closed.
 
-    Stock TensorFlow, which the emulator runs on, has threads of its own that can crash while the interpreter shuts
-    down. The Poplar SDK detaches its IPUs during an ordinary shutdown.
+    Stock TensorFlow, which the emulator runs on, has threads that can crash while the interpreter shuts down.
+    The Poplar SDK detaches its IPUs during an ordinary shutdown.
     """
     from tf_ipu_dp import emulator
 
@@ -139,7 +139,7 @@ def skips_interpreter_shutdown() -> bool:
 
 
 def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
-    """Returns the cache folder: of the last such flag, else of poprun's variable."""
+    """Returns the cache folder: of the last flag that sets it, else of poprun's variable."""
     for flag in reversed(environ.get("TF_POPLAR_FLAGS", "").split()):
         if flag.startswith("--executable_cache_path="):
             return Path(flag.split("=", 1)[1])

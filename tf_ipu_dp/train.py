@@ -25,7 +25,7 @@ from tf_ipu_dp.planning import plan, relayout
 
 
 def main(words: Sequence[str]) -> int:
-    """Parses, plans, shows or refuses, acts."""
+    """Parses the flags, plans the run, and trains, evaluates, measures the input or shows the plan."""
     began = time.perf_counter()
     if cli.wants_help(words):
         sys.stdout.write(_help())
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     cfg = _parse(words)
     launched = world.read_launched(os.environ)
     ranks = None if launched else world.read_ranks(os.environ)
-    with _error_kept_for_launcher(cfg, launched or ranks):
+    with _error_saved_for_launcher(cfg, launched or ranks):
         return _run(cfg, words, launched, ranks, began)
 
 
@@ -57,21 +57,21 @@ def _run(
         launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
         os.execv(sys.executable, launch)
     if launched or ranks:
-        # The flags that are kept with the run say what it ran on, even if a launcher decided it.
+        # The saved flags record the topology of the run, even if a launcher chose it.
         cfg = dataclasses.replace(
             cfg,
             ipus=run.topology.ipus,
             instances=run.topology.instances,
             pipeline_stages=run.topology.pipeline_stages,
         )
-    return _act(cfg, run, ranks, (launched or ranks or world.World()).instance, began)
+    return _load_sdk_and_run(cfg, run, ranks, (launched or ranks or world.World()).instance, began)
 
 
 @contextlib.contextmanager
-def _error_kept_for_launcher(
+def _error_saved_for_launcher(
     cfg: schema.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
 ) -> Iterator[None]:
-    """Writes the error that ends one of several instances into the run's folder, where a launcher looks for it."""
+    """Writes the error that ends one of several instances to the run's folder, where the launcher reads it."""
     try:
         yield
     except cli.UsageError as error:
@@ -84,7 +84,7 @@ def _error_kept_for_launcher(
 
 
 def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConfig:
-    """Takes the instances from a launcher that knows nothing of IPUs: one replica for each, unless --ipus says more."""
+    """Sets the instances of a launcher without support for IPUs; one replica each, unless --ipus asks for more."""
     if cfg.instances not in (None, ranks.instances):
         raise cli.UsageError(
             f"--instances={cfg.instances} disagrees with {ranks.launcher}, which started {ranks.instances}. "
@@ -97,7 +97,7 @@ def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> sch
 def _keep_saved_global_batch(
     cfg: schema.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
 ) -> schema.TrainConfig:
-    """A run that resumes keeps its global batch on any number of IPUs, if they can divide it."""
+    """Returns the config of a resumed run with its saved global batch, if the IPUs can divide it."""
     if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
         return cfg
     from tf_ipu_dp.runs import run_folder
@@ -108,24 +108,26 @@ def _keep_saved_global_batch(
 
 
 def _parse(words: Sequence[str]) -> schema.TrainConfig:
-    """A run that is evaluated has its own flags; those on the line win over them."""
+    """Parses the command line; with --evaluate, the run's saved flags are the defaults."""
     cfg = _with_expanded_paths(train_flags.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
         from tf_ipu_dp.runs import run_folder
 
-        own = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
-        cfg = _with_expanded_paths(train_flags.parse([*own, *words]))
+        saved = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
+        cfg = _with_expanded_paths(train_flags.parse([*saved, *words]))
     return cfg
 
 
 def _with_expanded_paths(cfg: schema.TrainConfig) -> schema.TrainConfig:
-    """Expands ~ in paths: a shell leaves that of --flag=~/folder as it is."""
+    """Expands ~ in paths: a shell does not expand it in --flag=~/folder."""
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
     changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
     return dataclasses.replace(cfg, **changes)
 
 
-def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float) -> int:
+def _load_sdk_and_run(
+    cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float
+) -> int:
     from tf_ipu_dp import sdk
 
     if ranks:
@@ -138,8 +140,8 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
     if cfg.executable_cache is not None:
         if len(cfg.executable_cache.split()) != 1:
             raise cli.UsageError(
-                f"--executable_cache={cfg.executable_cache} has a blank in it, at which the Poplar SDK cuts its flags. "
-                "Use a folder without one."
+                f"--executable_cache={cfg.executable_cache} contains a blank, and the Poplar SDK splits its flags at "
+                "blanks. Use a folder without one."
             )
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
     if run.dataset.made_on_device:
@@ -150,11 +152,11 @@ def _act(cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks
         raise cli.UsageError(str(error)) from error
     if ranks and modules.name == "poplar":
         raise cli.UsageError(
-            f"{ranks.launcher} started this instance, but IPUs are shared out by poprun. Start with launch/poprun.sh, "
+            f"{ranks.launcher} started this instance, but only poprun assigns IPUs. Start with launch/poprun.sh, "
             "or use --sdk=emulator."
         )
 
-    gc.disable()  # imported modules stay: collecting garbage among them would take a tenth of the start
+    gc.disable()  # collecting garbage among imported modules, which stay, would take a tenth of the start
     from tf_ipu_dp.training import evaluate, input_speed  # imports TensorFlow
     from tf_ipu_dp.training import run as training_run
 
@@ -214,7 +216,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def start(words: Sequence[str]) -> NoReturn:
-    """Runs the command and ends the process, however it comes to its end."""
+    """Runs the command and ends the process, also after an unexpected exception."""
     try:
         code = cli.run("train", lambda: main(words), sys.stderr)
     except SystemExit as error:

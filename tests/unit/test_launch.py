@@ -53,7 +53,7 @@ def test_a_dry_run_shows_the_plan_and_the_command_and_starts_nothing(tmp_path, m
     [
         (["--instances=2", "--max_restart=3"], {}, "--max_restart is not a flag. Did you mean --max_restarts?"),
         (["--instances=2", "--ipus=6"], {}, "--ipus=6 is not possible: IPUs come in powers of two. Use --ipus=4 or 8."),
-        (["--hosts=2", "--sdk=emulator"], {}, "--hosts=2 is enough for a plan, but a start needs names"),
+        (["--hosts=2", "--sdk=emulator"], {}, "--hosts=2 is enough to plan the job, but not to start it. Give names"),
         (["--dry_run", "--evaluate", "--run_dir=x"], {}, "--run_dir=x is not the folder of a run"),
         (["--verify", "--instances=1", "--sdk=emulator"], {}, "--verify compares one instance with several"),
         (["--launcher_args=it's"], {}, "--launcher_args=it's cannot be split into words (No closing quotation)."),

@@ -79,7 +79,7 @@ def test_runs_of_the_same_name_have_a_sentence_each(monkeypatch):
     def explain(folder):
         return bottleneck.Verdict("input", sentences[str(folder)])
 
-    monkeypatch.setattr(diagnosis, "explain_lately", explain)
+    monkeypatch.setattr(diagnosis, "explain_recent", explain)
     runs = [
         snapshots.Process(number, "ann", "x", 1.0, (number,), "running", run_dir=folder, run=folder[-1])
         for number, folder in enumerate(sentences)

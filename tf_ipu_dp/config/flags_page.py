@@ -14,14 +14,14 @@ _ON_RESUMPTION = {Effect.MODEL: "same, also to evaluate", Effect.WEIGHTS: "same"
 
 
 def render_page() -> str:
-    """Returns the page as Markdown: every flag of train by group, and what its value is tied to."""
+    """Returns the page as Markdown: the flags of train by group, and which may change on resumption."""
     fv = train_flags.make_flags()
     by_name = {flag.name: flag for flag in train_flags.FLAGS}
     sections = [
         "# Flags",
         "<!-- Generated from tf_ipu_dp/config/train_flags.py: python -m tf_ipu_dp.config > docs/flags.md -->",
         "```\npython -m tf_ipu_dp.train [--flag=value ...]\n```",
-        "These are the flags of `train`. `python -m tf_ipu_dp.launch` takes all of them and a few of its own; each "
+        "These are the flags of `train`. `python -m tf_ipu_dp.launch` takes all of them and a few more; each "
         "command lists its flags with `--help`. `--flagfile=PATH` reads flags from a file, one per line; a flag on the "
         "command line wins over the file's.",
         _render_classes(),
@@ -43,9 +43,9 @@ def _render_classes() -> str:
             "",
             f"- **{_ON_RESUMPTION[Effect.MODEL]}**: defines the model or its data. A checkpoint with another value can "
             "be neither resumed nor evaluated.",
-            f"- **{_ON_RESUMPTION[Effect.WEIGHTS]}**: changes the weights that training arrives at. A checkpoint with "
-            "another value can be evaluated, but not resumed.",
-            f"- **{_ON_RESUMPTION[Effect.RUN]}**: says how, where or how long the run is carried out.",
+            f"- **{_ON_RESUMPTION[Effect.WEIGHTS]}**: changes the trained weights. A checkpoint with another value "
+            "can be evaluated, but not resumed.",
+            f"- **{_ON_RESUMPTION[Effect.RUN]}**: controls how, where or how long the run executes.",
             "",
             "`--evaluate` takes a run's flags from its folder, except "
             f"{_list_names(train_flags.names_dropped_for_evaluation())}. All instances of a job must have the same "

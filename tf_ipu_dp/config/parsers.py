@@ -49,8 +49,8 @@ def switch() -> Parser:
     return flags.BooleanParser()
 
 
-class _OwnParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
-    kind = ""
+class _BaseParser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+    kind = ""  # what absl calls the type of the value
 
     def flag_type(self) -> str:
         return self.kind
@@ -66,8 +66,8 @@ class _RealParser(flags.FloatParser):  # type: ignore[misc, unused-ignore]
         return float(value)
 
 
-class PathParser(_OwnParser):
-    """Paths, as they were typed."""
+class PathParser(_BaseParser):
+    """Paths, unchanged."""
 
     kind = "path"
     syntactic_help = "a path"
@@ -78,7 +78,7 @@ class PathParser(_OwnParser):
         return str(argument)
 
 
-class DatasetNameParser(_OwnParser):
+class DatasetNameParser(_BaseParser):
     """Names of data sets, as tensorflow-datasets writes them: `set`, `set/config`, `set:1.2.3`."""
 
     kind = "name"
@@ -93,7 +93,7 @@ class DatasetNameParser(_OwnParser):
         return name
 
 
-class NamesParser(_OwnParser):
+class NamesParser(_BaseParser):
     """Names of blocks, separated by commas."""
 
     kind = "names"
@@ -110,7 +110,7 @@ class NamesParser(_OwnParser):
         return names
 
 
-class AscendingNumbersParser(_OwnParser):
+class AscendingNumbersParser(_BaseParser):
     """Ascending numbers above 0, separated by commas."""
 
     kind = "numbers"
@@ -130,7 +130,7 @@ class AscendingNumbersParser(_OwnParser):
         return numbers
 
 
-class LossScalingParser(_OwnParser):
+class LossScalingParser(_BaseParser):
     """Loss scaling: none, dynamic or a factor."""
 
     kind = "loss scaling"
@@ -145,11 +145,11 @@ class LossScalingParser(_OwnParser):
         if text in ("none", "dynamic"):
             return LossScaling(1.0 if text == "none" else None)
         if not re.fullmatch(r"\d{1,10}(\.\d{1,9})?", text, re.ASCII) or not 1 <= float(text) <= 2**31:
-            raise ValueError("it is none of them")
+            raise ValueError("it is not a loss scaling")
         return LossScaling(float(text))
 
 
-class DurationParser(_OwnParser):
+class DurationParser(_BaseParser):
     """Durations of a training: in epochs or in weight updates."""
 
     kind = "duration"
@@ -169,7 +169,7 @@ class DurationParser(_OwnParser):
         return Duration(count, "steps" if (match[2] or "").startswith("step") else "epochs")
 
 
-class TimeParser(_OwnParser):
+class TimeParser(_BaseParser):
     """Times in seconds, minutes or hours."""
 
     kind = "time"
@@ -186,7 +186,7 @@ class TimeParser(_OwnParser):
         return TimeSpan(_read_digits(match[1], LARGEST_NUMBER) * TIME_UNITS[match[2] or "s"])
 
 
-class HostsParser(_OwnParser):
+class HostsParser(_BaseParser):
     """The machines of a job: a number, or names separated by commas."""
 
     kind = "hosts"

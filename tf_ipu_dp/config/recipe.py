@@ -1,7 +1,7 @@
 """Facts of a training recipe that the flags, the planner and the trainer share: optimizers and dependent defaults.
 
-The help texts quote these numbers and the planner calculates with them, so each of them is written here and nowhere
-else. Pure.
+The help texts quote these numbers and the planner calculates with them, so each is defined only here.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """What is known of an optimizer before TensorFlow is imported; `training.optimizers` has its class."""
+    """Facts of an optimizer that need no TensorFlow; its class is in `training.optimizers`."""
 
     learning_rate: float  # default of --learning_rate
-    slots: int  # further values that it keeps for each weight
+    slots: int  # additional values stored for each weight
     has_momentum: bool  # whether it takes --momentum
 
 
@@ -25,8 +25,8 @@ OPTIMIZERS = {
 }
 # Default of --loss_scaling where gradients have 16 bits.
 STATIC_LOSS_SCALE = 128.0
-# Default of --warmup_epochs: so many epochs, but no larger share of the run than this.
+# Default of --warmup_epochs: this many epochs, but at most this share of the run.
 WARMUP_EPOCHS = 0.5
-MOST_WARMUP_SHARE = 0.1
+MAX_WARMUP_SHARE = 0.1
 # Default of --lr_drop_epochs: shares of the run after which --lr_schedule=step drops.
 LR_DROP_SHARES = (0.5, 0.75)

@@ -120,12 +120,12 @@ class TrainConfig:
 
     @property
     def requested_stages(self) -> Optional[int]:
-        """Pipeline stages that the flags ask for, by number or by their split points; None where they leave it open."""
+        """Pipeline stages that the flags ask for, by number or by their split points; None if they do not set it."""
         return self.pipeline_stages or (len(self.pipeline_splits) + 1 if self.pipeline_splits else None)
 
     @classmethod
     def from_flags(cls, fv: flags.FlagValues) -> TrainConfig:
-        """Returns the config that parsed flags make; below this the flags themselves are not read."""
+        """Returns the config of parsed flags. Other code reads the config, never the flags."""
         values: Dict[str, Any] = {field.name: fv[field.name].value for field in dataclasses.fields(cls)}
         return cls(**values)
 

@@ -1,7 +1,7 @@
 """The flags of a training run, each declared once. Pure.
 
-From a declaration are made the absl flag, its lines in `--help` and in docs/flags.md, and what a run checks: which
-values a checkpoint is tied to, which an evaluation takes from the run, and which may differ between instances.
+Each declaration defines the absl flag, its lines in `--help` and in docs/flags.md, and what a run checks: which values
+must match a checkpoint, which an evaluation takes from the run, and which may differ between instances.
 A new flag is a row here and a field of `schema.TrainConfig`.
 """
 
@@ -29,27 +29,27 @@ class Effect(enum.Enum):
     """What a flag changes, which decides whether a checkpoint made with another value can be used."""
 
     MODEL = "model"  # the model or its data: such a checkpoint can be neither resumed nor evaluated
-    WEIGHTS = "weights"  # the weights that training arrives at: it can be evaluated, but not resumed
-    RUN = "run"  # how, where or how long the run is carried out: it can be resumed and evaluated
+    WEIGHTS = "weights"  # the trained weights: it can be evaluated, but not resumed
+    RUN = "run"  # how, where or how long the run executes: it can be resumed and evaluated
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One flag: what it takes, what `--help` says of it, and what depends on its value."""
+    """One flag: its values, its help text, and what depends on its value."""
 
     name: str
-    default: Any  # None: left open, for the planner, the launcher or the run to decide
+    default: Any  # None: the planner, the launcher or the run decides
     parser: Parser
     effect: Effect
     help: str
     open_default: str = ""  # completes "Default: ..." in the help where `default` is None
-    # Whether --evaluate takes the run's own value where none is given. It does not need how training was divided.
+    # Whether --evaluate takes the run's saved value if none is given. How training was divided is not needed.
     kept_for_evaluation: bool = True
-    # Whether the instances of a job may have different values, because their hosts differ or it says nothing of them.
+    # Whether the instances of a job may have different values, such as paths that differ between hosts.
     per_instance: bool = False
 
     def define(self, fv: flags.FlagValues) -> None:
-        """Adds the flag to others."""
+        """Defines the flag in absl."""
         text = f"{self.help} Default: {self.open_default}." if self.open_default else self.help
         if isinstance(self.parser, flags.BooleanParser):
             flags.DEFINE_bool(self.name, self.default, text, flag_values=fv)
@@ -103,7 +103,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "that tensorflow-datasets has prepared in --data_dir."),
         Flag("data_dir", None, parsers.PathParser(), Effect.RUN,
              "Folder of tensorflow-datasets.", "its own, ~/tensorflow_datasets", per_instance=True),
-        Flag("image_size", None, whole(architectures.LEAST_SIZE, 4096), Effect.MODEL,
+        Flag("image_size", None, whole(architectures.MIN_SIZE, 4096), Effect.MODEL,
              "Height and width that images are resized to.",
              f"those of the data set ({info.SIZE_WHERE_IMAGES_DIFFER} where its images differ)"),
         Flag("augment", "auto", choice(AUGMENTATIONS), Effect.WEIGHTS,
@@ -146,7 +146,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              f"after {' and '.join(f'{share:.0%}' for share in recipe.LR_DROP_SHARES)} of the run"),
         Flag("warmup_epochs", None, real(), Effect.WEIGHTS,
              "Epochs in which the learning rate rises from 0.",
-             f"{recipe.WARMUP_EPOCHS:g}, but at most {recipe.MOST_WARMUP_SHARE:.0%} of the run"),
+             f"{recipe.WARMUP_EPOCHS:g}, but at most {recipe.MAX_WARMUP_SHARE:.0%} of the run"),
         Flag("momentum", 0.9, real(1.0), Effect.WEIGHTS, f"Momentum of {_with_momentum()}."),
         Flag("weight_decay", 0.0, real(), Effect.WEIGHTS,
              "Share of the weights, times the learning rate, that each update subtracts (decoupled)."),
@@ -225,7 +225,7 @@ def parse(words: Sequence[str]) -> TrainConfig:
 
 
 def make_flags() -> flags.FlagValues:
-    """Returns a training run's flags with their defaults, apart from the process-wide ones of other libraries."""
+    """Returns a training run's flags with their defaults, separate from the process-wide flags of other libraries."""
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     define_flags(fv)
     return fv
@@ -243,12 +243,12 @@ def default_texts() -> Dict[str, str]:
 
 
 def names_tied_to_weights() -> Tuple[str, ...]:
-    """Returns the flags that must be those of a checkpoint for a run to resume from it."""
+    """Returns the flags that must have the checkpoint's values for a run to resume from it."""
     return tuple(flag.name for flag in FLAGS if flag.effect in (Effect.MODEL, Effect.WEIGHTS))
 
 
 def names_tied_for_evaluation() -> Tuple[str, ...]:
-    """Returns the flags that must be those of a checkpoint for it to be evaluated."""
+    """Returns the flags that must have the checkpoint's values for it to be evaluated."""
     return tuple(flag.name for flag in FLAGS if flag.effect is Effect.MODEL)
 
 

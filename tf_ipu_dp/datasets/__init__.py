@@ -1,5 +1,5 @@
-"""Data sets: what is known of them (`info`), where they are found (`lookup`), and their samples (`sources`).
+"""Data sets: their sizes (`info`), where they are on disk (`lookup`), and their samples (`sources`).
 
 A set that tensorflow-datasets has is added in `info` alone. `info` is pure and `lookup` reads two small files; the rest
-needs TensorFlow. Knows nothing of models, devices or runs.
+needs TensorFlow. Independent of models, devices and runs.
 """

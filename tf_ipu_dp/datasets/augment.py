@@ -1,6 +1,6 @@
-"""What is done to images on the host: random changes, resizing, normalisation.
+"""Preparation of images on the host: augmentation, resizing, normalisation.
 
-Random changes take their random numbers from the caller, so that they depend on the sample and not on who prepares it.
+Augmentation takes random numbers from the caller, so that it depends on the sample and not on the instance.
 Images stay 8-bit numbers until they are normalised: a run with --eight_bit_io sees the same images as one without.
 """
 
@@ -16,11 +16,11 @@ from tf_ipu_dp.datasets.info import DatasetInfo
 # Random numbers that each augmentation takes per sample.
 RANDOM_NUMBERS = {"none": 0, "crop": 2, "crop_flip": 3, "imagenet": 5}
 
-_LARGEST_SHIFT = 4
-_LEAST_AREA = 0.08
-_LARGEST_RATIO = 4 / 3
-# What is kept of the shorter side when an image of any size is validated.
-_CENTRE = 0.875
+_MAX_SHIFT = 4
+_MIN_AREA = 0.08
+_MAX_RATIO = 4 / 3
+# Share of the shorter side that is kept when an image of any size is validated.
+_CENTRE_SHARE = 0.875
 
 
 class Normaliser:
@@ -55,12 +55,12 @@ def augment_batch(images: Any, random: Any, augment: str, height: int, width: in
         return images
     if augment == "imagenet":
         return _cut_random_parts(images, random, height, width)
-    span = 2 * _LARGEST_SHIFT + 1
+    span = 2 * _MAX_SHIFT + 1
     shifts = tf.minimum(tf.cast(random[:, :2] * span, tf.int32), span - 1)
     rows, columns = tf.range(images.shape[1]) + shifts[:, :1], tf.range(images.shape[2]) + shifts[:, 1:]
     if augment == "crop_flip":
         columns = tf.where(random[:, 2:] < 0.5, columns, columns[:, ::-1])
-    margin = [_LARGEST_SHIFT, _LARGEST_SHIFT]
+    margin = [_MAX_SHIFT, _MAX_SHIFT]
     padded = tf.pad(images, [[0, 0], margin, margin, [0, 0]])
     return tf.gather(tf.gather(padded, rows, batch_dims=1), columns, axis=2, batch_dims=1)
 
@@ -74,8 +74,8 @@ def resize(images: Any, height: int, width: int) -> Any:
 
 def random_box(random: Any, height: Any, width: Any) -> Any:
     """Returns top, left, height and width, whole numbers, of a random part of an image, from numbers [..., 5]."""
-    area = height * width * (_LEAST_AREA + (1 - _LEAST_AREA) * random[..., 0])
-    ratio = tf.exp((2 * random[..., 1] - 1) * np.log(_LARGEST_RATIO).astype(np.float32))
+    area = height * width * (_MIN_AREA + (1 - _MIN_AREA) * random[..., 0])
+    ratio = tf.exp((2 * random[..., 1] - 1) * np.log(_MAX_RATIO).astype(np.float32))
     box_height = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, height)
     box_width = tf.clip_by_value(tf.round(tf.sqrt(area * ratio)), 1, width)
     top = tf.minimum(tf.floor(random[..., 2] * (height - box_height + 1)), height - box_height)
@@ -85,7 +85,7 @@ def random_box(random: Any, height: Any, width: Any) -> Any:
 
 def centre_box(image_height: Any, image_width: Any, height: int, width: int) -> Any:
     """Returns top, left, height and width, whole numbers, of the middle of an image, in the proportions of a size."""
-    scale = _CENTRE * tf.minimum(image_height / height, image_width / width)
+    scale = _CENTRE_SHARE * tf.minimum(image_height / height, image_width / width)
     size = tf.maximum(tf.round([scale * height, scale * width]), 1)
     return tf.concat([tf.floor(([image_height, image_width] - size) / 2), size], 0)
 

@@ -1,4 +1,4 @@
-"""Prepares a set with tensorflow-datasets where the network allows it. No TensorFlow until it is asked to."""
+"""Downloads and prepares a set with tensorflow-datasets, which imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _REACHABLE_WITHIN_S = 5.0
 
 
 def download(name: str, data_dir: Optional[str]) -> lookup.Prepared:
-    """Lets tensorflow-datasets prepare a set, one process at a time, and returns it; refuses where that cannot work."""
+    """Prepares a set with tensorflow-datasets, one process at a time, and returns it; UsageError if that fails."""
     if not lookup.can_be_downloaded(name):
         lookup.refuse_missing(name, data_dir)
     tfds = import_tfds(name)
-    # Without this, a network that does not reach Google's storage costs more than a minute before anything happens.
+    # Otherwise a host that cannot reach Google's storage waits for more than a minute.
     tfds.core.utils.gcs_utils._is_gcs_disabled = True
     root = lookup.data_folder(data_dir)
     try:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 from tf_ipu_dp import cli
 from tf_ipu_dp.datasets.info import DATASETS, SIZE_WHERE_IMAGES_DIFFER, TFDS, DatasetInfo
 
-_MOST_BYTES_IN_MEMORY = 2 * 2**30
+_MAX_BYTES_IN_MEMORY = 2 * 2**30
 _FILES = ("dataset_info.json", "features.json")
 
 
@@ -30,7 +30,7 @@ class Prepared:
     validation_samples: int
     image_key: str
     label_key: str
-    # None where the images differ in it.
+    # None where the images differ in size.
     height: Optional[int]
     width: Optional[int]
     channels: int
@@ -38,9 +38,9 @@ class Prepared:
 
 
 def find(name: str, data_dir: Optional[str], image_size: Optional[int]) -> DatasetInfo:
-    """Returns the facts of a data set, or refuses a name that is neither known nor prepared in the data folder.
+    """Returns the facts of a data set; UsageError for a name that is neither known nor prepared in the data folder.
 
-    For a known set that is not prepared they are the published ones, so that a run can be planned without the data.
+    A known set that is not prepared has its published facts, so that a run can be planned without the data.
     """
     known = _find_known(name)
     prepared = None if known and known.origin != TFDS else read_prepared(name, data_dir)
@@ -56,7 +56,7 @@ def find(name: str, data_dir: Optional[str], image_size: Optional[int]) -> Datas
 def read_prepared(name: str, data_dir: Optional[str]) -> Optional[Prepared]:
     """Returns what is on disk for a name like `set`, `set/config` or `set:1.2.3`; None if nothing is.
 
-    Of several versions it is the newest. A set that is not an image classification is refused.
+    The newest version is used. UsageError for a set that is not an image classification.
     """
     folder = _locate(name, data_dir)
     if not folder:
@@ -68,26 +68,26 @@ def read_prepared(name: str, data_dir: Optional[str]) -> Optional[Prepared]:
         if isinstance(error, cli.UsageError):
             raise
         raise cli.UsageError(
-            f"--dataset={name} cannot be read: {folder} does not hold what tensorflow-datasets writes "
+            f"--dataset={name} cannot be read: {folder} does not have the files that tensorflow-datasets writes "
             f"({type(error).__name__}: {error}). Delete that folder and prepare it with "
-            f"{_preparing_command(name, data_dir)}."
+            f"{_prepare_command(name, data_dir)}."
         ) from error
 
 
 def refuse_missing(name: str, data_dir: Optional[str], reason: str = "") -> NoReturn:
-    """Refuses a set that is not prepared, with the folder that was searched and the command that prepares it."""
+    """Raises a UsageError with the folder that was searched and the command that prepares the set."""
     root = data_folder(data_dir)
     base = _split_name(name)[0]
     near = get_close_matches(base, {*DATASETS, *_prepared_names(root)} - {base}, n=1, cutoff=0.75)
     guess = "" if base in DATASETS or not near else f"Did you mean --dataset={near[0]}? If not: "
     raise cli.UsageError(
         f"--dataset={name} was not found in {root}{reason and ' and ' + reason}. {guess}"
-        f"Prepare it with {_preparing_command(name, data_dir)}, or give the folder that has it with --data_dir."
+        f"Prepare it with {_prepare_command(name, data_dir)}, or give the folder that has it with --data_dir."
     )
 
 
 def can_be_downloaded(name: str) -> bool:
-    """Whether tensorflow-datasets can fetch a known set by itself."""
+    """Whether tensorflow-datasets can download a known set."""
     known = _find_known(name)
     return known is not None and known.origin == TFDS and known.downloadable
 
@@ -98,7 +98,7 @@ def data_folder(data_dir: Optional[str]) -> Path:
 
 
 def _find_known(name: str) -> Optional[DatasetInfo]:
-    """Returns the published facts of a set; those of its other configurations are not known."""
+    """Returns the published facts of a set; None for its other configurations, which are not known."""
     base, configuration, version = _split_name(name)
     facts = DATASETS.get(base)
     if not facts or configuration or (version and facts.origin != TFDS):
@@ -122,7 +122,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
         classes=prepared.classes,
         mean=mean,
         deviation=deviation,
-        streamed=not fixed or samples * pixels > _MOST_BYTES_IN_MEMORY,
+        streamed=not fixed or samples * pixels > _MAX_BYTES_IN_MEMORY,
         # Shifting or mirroring could change the class of an unknown set's small images.
         augment="none" if fixed else "imagenet",
     )
@@ -132,7 +132,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
 
 
 def _typical_statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-    """Returns mean and deviation of photographs; exact ones would take a pass over the data for little gain."""
+    """Returns mean and deviation of photographs; exact ones would need a pass over the data for little gain."""
     photographs = DATASETS["imagenet2012"]
     if channels == len(photographs.mean):
         return photographs.mean, photographs.deviation
@@ -140,7 +140,7 @@ def _typical_statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, 
 
 
 def _split_name(name: str) -> Tuple[str, str, str]:
-    """Splits `set/config:1.2.3` into its three parts, of which the last two may be empty."""
+    """Splits `set/config:1.2.3` into its three parts; the last two may be empty."""
     path, _, version = name.partition(":")
     base, _, configuration = path.partition("/")
     return base, configuration, version
@@ -190,7 +190,7 @@ def _prepared_names(root: Path) -> List[str]:
     ]
 
 
-def _preparing_command(name: str, data_dir: Optional[str]) -> str:
+def _prepare_command(name: str, data_dir: Optional[str]) -> str:
     base, configuration, version = _split_name(name)
     full = base + (f"/{configuration}" if configuration else "") + (f":{version}" if version else "")
     where = f", data_dir={str(data_dir)!r}" if data_dir else ""
@@ -217,7 +217,7 @@ def _parse_description(name: str, folder: Path, info: Mapping[str, Any], feature
         missing = "images" if not image_key else "class labels"
         raise cli.UsageError(
             f"--dataset={name} in {folder} is not an image classification: it has no {missing}, only "
-            f"{', '.join(columns) or 'something else'}. Choose a set with an image and a label."
+            f"{', '.join(columns) or 'other data'}. Choose a set with an image and a label."
         )
     image = columns[image_key]["image"]
     if image.get("dtype", "uint8") != "uint8":

@@ -15,29 +15,29 @@ from tf_ipu_dp.datasets.augment import RANDOM_NUMBERS, Normaliser, augment_batch
 from tf_ipu_dp.datasets.order import TrainingShard, random_numbers
 from tf_ipu_dp.planning.plan import RunPlan
 
-# Several small micro batches are prepared in one call: the cost per call is that of some 30 images of 28 x 28.
-_MOST_SAMPLES_PER_CALL = 256
-_MOST_BYTES_PER_CALL = 4 * 2**20
+# Several small micro batches are prepared in one call: a call costs as much as about 30 images of 28 x 28.
+_MAX_SAMPLES_PER_CALL = 256
+_MAX_BYTES_PER_CALL = 4 * 2**20
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _without_autograph(function: _Function) -> _Function:
-    """Keeps autograph from converting a function without branches over tensors: that is most of a pipeline's start."""
-    kept: _Function = tf.autograph.experimental.do_not_convert(function)
-    return kept
+    """Prevents autograph from converting a function that has no branches on tensors: it would dominate the start."""
+    unconverted: _Function = tf.autograph.experimental.do_not_convert(function)
+    return unconverted
 
 
 @dataclasses.dataclass(frozen=True)
 class InMemorySplit:
-    """The samples of a split in memory, once. Sample i is row i modulo the number of rows."""
+    """The samples of a split in memory. Sample i is row i modulo the number of rows."""
 
     images: Any  # uint8 [rows, height, width, channels]
     labels: Any  # int32 [rows]
 
     @classmethod
     def from_arrays(cls, images: Any, labels: Any) -> InMemorySplit:
-        """Returns a split of copies of the arrays, which can be freed: a constant would keep them alive."""
+        """Returns a split with copies of the arrays, which can be freed; constants would keep them alive."""
         return cls(tf.identity(images), tf.identity(labels.astype(np.int32)))
 
     def make_training(
@@ -102,8 +102,8 @@ class InMemorySplit:
 
 
 def _micro_batches_per_call(count: int, size: int, sample_bytes: int) -> int:
-    """Returns the largest divisor of a number of micro batches that keeps a group small."""
-    samples = min(_MOST_SAMPLES_PER_CALL, _MOST_BYTES_PER_CALL // sample_bytes)
+    """Returns how many micro batches to prepare in one call: the largest divisor of their number within the limits."""
+    samples = min(_MAX_SAMPLES_PER_CALL, _MAX_BYTES_PER_CALL // sample_bytes)
     return max(n for n in range(1, max(samples // size, 1) + 1) if count % n == 0)
 
 

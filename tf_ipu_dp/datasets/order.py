@@ -1,7 +1,7 @@
 """Which samples each micro batch takes, and the random numbers that belong to a sample. Pure numpy, no TensorFlow.
 
-The order of the samples is a function of the seed, the epoch and the position; the random numbers are one of the seed,
-the epoch and the sample. So neither depends on how many instances and replicas share the work.
+The order of the samples depends only on the seed and the epoch; the random numbers depend only on the seed, the epoch
+and the sample. So neither depends on the number of instances and replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def permutation(seed: int, epoch: int, samples: int) -> Any:
 
 
 def random_numbers(seed: int, epoch: int, samples: Any, count: int) -> Any:
-    """Returns so many numbers from 0 to below 1 for each sample, [..., count]: a hash of seed, epoch and sample."""
+    """Returns `count` numbers in [0, 1) for each sample, [..., count]: a hash of seed, epoch and sample."""
     with np.errstate(over="ignore"):
         key = _splitmix64(_splitmix64(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
         which = np.asarray(samples).astype(np.uint64)[..., None] * np.uint64(8) + np.arange(count, dtype=np.uint64)
@@ -29,7 +29,7 @@ def random_numbers(seed: int, epoch: int, samples: Any, count: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingShard:
-    """What one instance trains on in a span of updates, which are counted from the start of the run."""
+    """The samples of one instance in a range of updates, which are counted from the start of the run."""
 
     run: RunPlan
     instance: int
@@ -38,7 +38,7 @@ class TrainingShard:
 
     @property
     def epochs(self) -> range:
-        """The epochs that the updates fall into."""
+        """The epochs of the updates."""
         per_epoch = self.run.epochs.updates_per_epoch
         return range(self.first_update // per_epoch, -(-self.last_update // per_epoch))
 
@@ -48,7 +48,7 @@ class TrainingShard:
         return sum(map(self.micro_batches_in, self.epochs))
 
     def updates_in(self, epoch: int) -> range:
-        """Returns the updates that fall into an epoch, counted from its start."""
+        """Returns the updates within an epoch, counted from its start."""
         per_epoch = self.run.epochs.updates_per_epoch
         before = epoch * per_epoch
         return range(max(self.first_update - before, 0), min(self.last_update - before, per_epoch))
@@ -68,8 +68,8 @@ class TrainingShard:
         ordered = permutation(seed, epoch, self.run.dataset.train_samples)[:used]
         by_update = ordered.reshape(-1, batch.accumulation, batch.replicas, batch.micro_batch_size)
         updates, first = self.updates_in(epoch), self.instance * topology.local_replicas
-        own = by_update[updates.start : updates.stop, :, first : first + topology.local_replicas]
-        return own.reshape(-1, batch.micro_batch_size)
+        shard = by_update[updates.start : updates.stop, :, first : first + topology.local_replicas]
+        return shard.reshape(-1, batch.micro_batch_size)
 
 
 def _splitmix64(words: Any) -> Any:

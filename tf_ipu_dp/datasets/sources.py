@@ -1,7 +1,7 @@
-"""Data sets, opened, as the micro batches of one instance.
+"""Opens data sets, and makes the micro batches of one instance.
 
-Order and augmentation of the samples do not depend on how many instances and replicas share the work. That holds to the
-bit for sets in memory; a streamed set keeps to it within the part of the files that an instance has.
+Order and augmentation of the samples do not depend on the number of instances and replicas. That is exact for sets in
+memory; for a streamed set it holds within the files of one instance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class InputSpeed:
-    """How fast an input pipeline gives micro batches while nothing else computes."""
+    """How fast an input pipeline produces micro batches while nothing else computes."""
 
     samples: int
     elapsed_s: float
@@ -45,8 +45,8 @@ class InputSpeed:
 def open_source(facts: DatasetInfo, *, data_dir: Optional[str], seed: int) -> Source:
     """Opens a data set: loads it into memory, or finds its files if it is streamed.
 
-    A known set that is not prepared is downloaded if the network answers within seconds; otherwise it is refused with
-    the command that prepares it. The seed is that of synthetic images.
+    A known set that is not prepared is downloaded if the network responds within seconds; otherwise a UsageError names
+    the command that prepares it. `seed` is for synthetic images.
     """
     if facts.origin == SHIPPED:
         return Source(facts, *built_in.open_shipped(facts))
@@ -80,7 +80,7 @@ def make_training(  # noqa: PLR0913
     deterministic: bool,
     dtype: str,
 ) -> Any:
-    """Returns the micro batches (images, labels) of one instance for the updates from the first to before the last.
+    """Returns the micro batches (images, labels) of one instance for the updates from the first to the last, exclusive.
 
     Updates are counted from the start of the run. `deterministic` matters to streamed sets only; those in memory are
     always in order.
@@ -98,7 +98,7 @@ def make_validation(
 ) -> Any:
     """Returns the micro batches (images, labels) of an instance's part of the validation, in the order of the samples.
 
-    The slots after the part's last sample are padding, black images with label 0, which the caller leaves out.
+    The slots after the last sample are padding, black images with label 0, which the caller must ignore.
     """
     normalise = Normaliser(source.facts, eight_bit_io, dtype)
     dataset = source.validation.make_validation(run, instance, normalise, _threads(prefetch))
@@ -115,7 +115,7 @@ def labels_of_validation(source: Source, run: RunPlan, instance: int) -> Any:
 
 
 def fingerprint(source: Source) -> str:
-    """Returns a text that differs where the data differs: of the samples in memory, or the names and sizes of files."""
+    """Returns a checksum of the data: of the samples in memory, or of the names and sizes of files."""
     try:
         return f"{source.validation.checksum(source.train.checksum(0)):08x}"
     except tf.errors.OpError as error:
@@ -125,11 +125,11 @@ def fingerprint(source: Source) -> str:
 
 
 def measure(dataset: Any, ipu: Any, *, elements: int, samples_per_element: int) -> InputSpeed:
-    """Returns the speed of a pipeline, by the SDK's benchmark, over so many elements after as many to warm up."""
+    """Returns the speed of a pipeline over some elements, by the SDK's benchmark, after as many to warm up."""
     result = ipu.dataset_benchmark.dataset_benchmark(
         dataset.repeat(), number_of_epochs=2, elements_per_epochs=elements, print_stats=False
     )
-    if isinstance(result, Exception):  # the SDK returns what is wrong with the arguments
+    if isinstance(result, Exception):  # the SDK returns errors in the arguments
         raise result
     numbers = json.loads(np.ravel(result.numpy())[0])["epochs"][-1]
     samples, elapsed_s = elements * samples_per_element, float(numbers["time_elapsed"])
@@ -137,12 +137,12 @@ def measure(dataset: Any, ipu: Any, *, elements: int, samples_per_element: int) 
 
 
 def _threads(prefetch: bool, deterministic: bool = True) -> Dict[str, Any]:
-    """Returns how tf.data shares work over threads, as arguments of its methods."""
+    """Returns the threading arguments for the methods of tf.data."""
     return {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": deterministic} if prefetch else {}
 
 
 def _finish_pipeline(dataset: Any, micro_batches: int, prefetch: bool) -> Any:
-    """Returns a pipeline of known length that Keras does not divide again, and that works ahead if it is to."""
+    """Returns a pipeline of known length that Keras does not shard again, with prefetching if requested."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(micro_batches)).with_options(options)

@@ -1,7 +1,7 @@
 """Splits in the files of tensorflow-datasets: read while training where they are streamed, else loaded into memory.
 
-A streamed set is divided between instances by its files; within an instance's part, order and augmentation depend on
-seed, epoch and sample alone.
+A streamed set is sharded by its files; within the files of an instance, order and augmentation depend only on seed,
+epoch and sample.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class TFRecordSplit:
         """Returns the micro batches (images, labels) of a shard."""
         run, instances = shard.run, shard.run.topology.instances
         samples = run.dataset.train_samples
-        own = range(samples * shard.instance // instances, samples * (shard.instance + 1) // instances)
+        part = range(samples * shard.instance // instances, samples * (shard.instance + 1) // instances)
         per_update = run.batch.global_batch_size // instances
-        pieces = _Pieces(self, own)
+        pieces = _FilePieces(self, part)
 
         def order_epoch(epoch: Any) -> Tuple[Any, ...]:
             updates = shard.updates_in(int(epoch))
-            random = random_numbers(seed, int(epoch), np.arange(own.start, own.stop), RANDOM_NUMBERS[augment])
+            random = random_numbers(seed, int(epoch), np.arange(part.start, part.stop), RANDOM_NUMBERS[augment])
             shuffle_seed = np.random.RandomState([seed, int(epoch), shard.instance]).randint(2**31 - 1)
             skip, take = updates.start * per_update, len(updates) * per_update
             order = permutation(seed, int(epoch), pieces.count)
@@ -68,7 +68,7 @@ class TFRecordSplit:
                 pieces.read, cycle_length=min(_FILES_READ_AT_ONCE, pieces.count), **threads
             )
             dataset = dataset.shuffle(_SHUFFLED_RECORDS, seed=shuffle_seed, reshuffle_each_iteration=False)
-            return dataset.skip(skip).take(take).map(lambda i, record: (record, random[i - own.start]))
+            return dataset.skip(skip).take(take).map(lambda i, record: (record, random[i - part.start]))
 
         def decode(record: Any, random: Any) -> Tuple[Any, Any, Any]:
             return (*self._decode(record, normalise, random if augment == "imagenet" else None), random)
@@ -128,7 +128,7 @@ class TFRecordSplit:
 
     def _read_in_order(self, part: range) -> Any:
         """Returns the (number, record) of a range of samples, in their order."""
-        pieces = _Pieces(self, part)
+        pieces = _FilePieces(self, part)
         return tf.data.Dataset.range(pieces.count).flat_map(pieces.read)
 
     def _parse(self, record: Any) -> Tuple[Any, Any]:
@@ -141,7 +141,7 @@ class TFRecordSplit:
     def _decode(self, record: Any, normalise: Normaliser, random: Optional[Any]) -> Tuple[Any, Any]:
         """Returns one image and its label.
 
-        With random numbers it is a random part of the image, else all of it or, where sizes differ, its middle.
+        With random numbers it is a random crop; else the whole image or, where sizes differ, its centre.
         """
         encoded, label = self._parse(record)
         channels = normalise.channels
@@ -175,14 +175,14 @@ def open_splits(name: str, prepared: Prepared) -> Tuple[TFRecordSplit, TFRecordS
     return train, validation
 
 
-class _Pieces:
+class _FilePieces:
     """The files, and parts of files, that hold a range of a split's samples."""
 
     def __init__(self, split: TFRecordSplit, part: range) -> None:
         instructions = split.splits[f"{split.split}[{part.start}:{part.stop}]"].file_instructions if part else []
         self.count = len(instructions)
         self._paths = tf.constant([str(piece.filename) for piece in instructions], tf.string)
-        # For each piece: records to skip, records to read, and the number that the first of these has in the split.
+        # For each piece: records to skip, records to read, and the index of the first of these in the split.
         firsts = itertools.accumulate([part.start, *(piece.take for piece in instructions)])
         spans = [(piece.skip, piece.take, first) for piece, first in zip(instructions, firsts)]
         self._spans: Any = np.array(spans, np.int64).reshape(-1, 3)
@@ -190,13 +190,13 @@ class _Pieces:
     def read(self, piece: Any) -> Any:
         """Returns a piece's (number of the sample in the split, record)."""
         span = tf.gather(self._spans, piece)
-        # Not by unstack: tf.data's optimizer crashes on a skip or take by one of an operation's several results.
+        # Not unstack: tf.data's optimizer crashes on a skip or take by one of several outputs of an operation.
         skip, take, first = span[0], span[1], span[2]
         return tf.data.TFRecordDataset(tf.gather(self._paths, piece)).skip(skip).take(take).enumerate(first)
 
 
 def _decode_part_of_jpeg(encoded: Any, normalise: Normaliser, random: Optional[Any]) -> Any:
-    """Returns a part of an image; what lies outside is not decoded, which saves most of the time for a small part."""
+    """Decodes only a part of an image, which saves most of the time for a small part."""
     box = _choose_box(tf.io.extract_jpeg_shape(encoded), normalise, random)
     return tf.io.decode_and_crop_jpeg(encoded, box, channels=normalise.channels)
 

@@ -1,4 +1,4 @@
-"""The instances of a job: their places, what starts them, which failed first, when to restart, how to verify.
+"""The instances of a job: ranks, collectives, launchers, first failures, restarts and verification.
 
-Imports no TensorFlow, and knows nothing of models and data sets beyond the plan.
+Imports no TensorFlow. Uses models and data sets only through the plan.
 """

@@ -1,18 +1,18 @@
 """Which instance of a job failed first, and why. Pure: the evidence is passed in.
 
-When one instance fails, the others lose their peer and fail after it, and their errors may be written before its own.
-Who was first is decided from two kinds of evidence:
+When one instance fails, the others lose their peer and fail too, and their errors may be written before its own.
+The first failure is found from two kinds of evidence:
 
 - The launcher's report. The emulator's poprun watches all processes and reports the first failure
-  (`emulator/launcher/supervisor.py` says how it decides); mpirun prints which instance was killed. Only a launcher
+  (`emulator/launcher/supervisor.py` describes how); mpirun prints which instance was killed. Only a launcher
   knows of an instance that was killed or of a host that was lost. The SDK's poprun and srun report nothing.
 - The error files in the run's folder. An instance that fails writes its traceback, and whether a restart can help; one
-  that stalls is reported by another. Only they have the whole error, but a killed instance writes none, and where the
-  hosts share no disk they are not seen.
+  that stalls is reported by another. Only they have the whole error, but a killed instance writes none, and they are
+  not visible where the hosts share no disk.
 
-Within both, an error that says that a peer was lost (`is_lost_peer`) is a secondary failure: it is never the first one
-while there is any other. The report comes before the error files, unless the reported instance wrote an error itself:
-then the earliest error counts. Neither kind can be left out, and nothing else is consulted.
+In both, an error about a lost peer (`is_lost_peer`) is a secondary failure: it is the first one only if there is no
+other. The report takes precedence over the error files, unless the reported instance wrote an error itself: then the
+earliest error counts. Both kinds are needed, and nothing else is used.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tf_ipu_dp.runs.run_folder import InstanceError
 LAST_LINES = 20
 STOP_STATUSES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
-LOST_PEERS = "lost its peers"  # in the message of an instance of ours
-# What Horovod, Gloo and Open MPI say when a peer is gone. Gloo's errors carry its file names.
+LOST_PEERS = "lost its peers"  # in messages of our own instances
+# Messages of Horovod, Gloo and Open MPI about a lost peer. Gloo's errors contain its file names.
 _LOST_PEER = re.compile(
     r"HorovodInternalError|Horovod has been shut down|Horovod\w*(?:reduce|gather|cast|toall)|\bgloo\b|MPI_ABORT|"
     rf"Connection closed by peer|{LOST_PEERS}"
@@ -38,7 +38,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an error is the consequence of another instance's end."""
+    """Whether an error is a consequence of the failure of another instance."""
     return bool(_LOST_PEER.search(text))
 
 
@@ -54,7 +54,7 @@ class LauncherReport:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LauncherReport:
-        """Reads what the emulator's poprun writes to the file that IPU_EMULATOR_REPORT names."""
+        """Reads the report that the emulator's poprun writes to the file in IPU_EMULATOR_REPORT."""
         instance = value.get("instance")
         return cls(
             instance=instance if isinstance(instance, int) and instance >= 0 else None,
@@ -67,7 +67,7 @@ class LauncherReport:
 
 @dataclasses.dataclass(frozen=True)
 class FirstFailure:
-    """What ended a job. `status` is None where only the instance's error file is known."""
+    """The first failure of a job. `status` is None if only the instance's error file is known."""
 
     instance: Optional[int]
     host: Optional[str]
@@ -81,18 +81,18 @@ class FirstFailure:
         if self.lost_host:
             return self.lost_host.rstrip(".")
         if self.instance is None:
-            who = f"host {self.host}" if self.host else "the job"
+            subject = f"host {self.host}" if self.host else "the job"
         else:
-            who = f"instance {self.instance}" + (f" on {self.host}" if self.host else "")
-        return f"{who} {'failed' if self.status is None else _render_status(self.status)}"
+            subject = f"instance {self.instance}" + (f" on {self.host}" if self.host else "")
+        return f"{subject} {'failed' if self.status is None else _render_status(self.status)}"
 
     @property
     def is_kill(self) -> bool:
-        """Whether the process was killed, crashed or lost its host, rather than failed by itself."""
+        """Whether the process was killed, crashed or lost its host, instead of failing by itself."""
         return bool(self.lost_host) or (self.status is not None and self.status > 128)
 
     def resembles(self, other: FirstFailure) -> bool:
-        """Whether two jobs ended in the same way, whatever the numbers in their last line."""
+        """Whether two jobs failed in the same way; numbers in their last lines are ignored."""
         last = [_NUMBERS.sub("", each.last_lines[-1]) if each.last_lines else "" for each in (self, other)]
         return (self.status, last[0], bool(self.lost_host)) == (other.status, last[1], bool(other.lost_host))
 
@@ -100,7 +100,7 @@ class FirstFailure:
 def find_first_failure(
     status: int, report: Optional[LauncherReport], errors: Sequence[InstanceError], instances: int
 ) -> FirstFailure:
-    """Returns what ended a job that exited with a status. `errors` are the error files, the earliest first."""
+    """Returns the first failure of a job that exited with a status. `errors` are in order of time."""
     wrote_error = {error.instance for error in errors}
     # An instance that reports a stall exits with status 1: the stalled one failed first.
     reported_stall = report is not None and report.status == 1 and any(e.reported_by is not None for e in errors)
@@ -111,13 +111,14 @@ def find_first_failure(
         return FirstFailure(None, None, status, (), transient=True)
     primary = [failure for failure, is_secondary in found if not is_secondary]
     secondary = [failure for failure, is_secondary in found if is_secondary]
-    silent = sorted(set(range(instances)) - wrote_error)
+    without_error = sorted(set(range(instances)) - wrote_error)
     if primary:
         first = primary[0]
-    elif not report and silent:
+    elif not report and without_error:
         # Every instance that wrote an error lost a peer, so the first is one of those that wrote none.
-        lost = f"Instance {cli.alternatives(silent)} left no error; the others lost their connection to it."
-        first = FirstFailure(silent[0] if len(silent) == 1 else None, None, status, (lost,), transient=True)
+        lost = f"Instance {cli.alternatives(without_error)} wrote no error; the others lost their connection to it."
+        instance = without_error[0] if len(without_error) == 1 else None
+        first = FirstFailure(instance, None, status, (lost,), transient=True)
     else:
         first = secondary[0]
     return dataclasses.replace(first, secondary_failures=sum(failure is not first for failure in secondary))
@@ -130,8 +131,8 @@ def _from_error(error: InstanceError) -> FirstFailure:
 
 def _from_report(report: LauncherReport) -> FirstFailure:
     lines = report.last_lines
-    # One sentence and no traceback is a mistake of the user, which would be repeated. The error file says so too, but
-    # is not seen where the hosts share no disk.
+    # One sentence without a traceback is a mistake of the user, which would be repeated. The error file shows that too,
+    # but is not visible where the hosts share no disk.
     is_usage_error = any(line.startswith("train: ") for line in lines) and not any(
         "Traceback" in line for line in lines
     )

@@ -1,4 +1,4 @@
-"""What a launch starts: the words for train, the config that they mean, and the plan. Planned once, then passed on."""
+"""The job that a launch starts: the words for train, their config, and the plan. Planned once, then passed on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DEFAULT_INSTANCES = 2
 
 @dataclasses.dataclass(frozen=True)
 class TrainCommand:
-    """The words of a train command, and the config that they mean."""
+    """The words of a train command, and their config."""
 
     words: Tuple[str, ...]
     config: TrainConfig
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> TrainCommand:
-        """Parses the words, or refuses them with every mistake in them."""
+        """Parses the words; UsageError with every mistake in them."""
         return cls(tuple(words), train_flags.parse(words))
 
     def with_flags(self, changes: Dict[str, Any]) -> TrainCommand:
-        """Returns the command with some flags added, which win over those before them."""
+        """Returns the command with some flags added, which override earlier ones."""
         added = [cli.flag_text(name, value) for name, value in changes.items()]
         return TrainCommand((*self.words, *added), dataclasses.replace(self.config, **changes))
 
@@ -61,25 +61,25 @@ class Job:
 
 
 def parse_train_words(words: Sequence[str]) -> TrainCommand:
-    """Parses what was typed for train; an evaluation starts from the flags of the run that it evaluates."""
+    """Parses the words typed for train; an evaluation adds the flags of the run that it evaluates."""
     command = TrainCommand.parse(words)
     config = command.config
     if config.evaluate and config.run_dir is not None:
-        own = run_folder.read_flags_to_evaluate(Path(config.run_dir).expanduser())
-        return TrainCommand.parse([*own, *words])
+        saved = run_folder.read_flags_to_evaluate(Path(config.run_dir).expanduser())
+        return TrainCommand.parse([*saved, *words])
     return command
 
 
 def plan_job(
     typed: TrainCommand, dataset: DatasetInfo, allocation: Sequence[str] = (), saved: Optional[plan.Batch] = None
 ) -> Job:
-    """Plans a job; what was not typed is 2 instances or one per host, one replica per instance, and the saved batch.
+    """Plans a job. Defaults: 2 instances or one per host, one replica per instance, and the saved batch.
 
-    `allocation` are the hosts that a scheduler has given, `saved` is the batch of the run that is resumed.
+    `allocation` are the hosts that a scheduler assigned, `saved` is the batch of the run that is resumed.
     """
     config = typed.config
     instances = config.instances or max(DEFAULT_INSTANCES, config.hosts.count if config.hosts else len(allocation))
-    # For 3 instances, 4 replicas: then the plan refuses --instances=3, rather than IPUs that were not typed.
+    # For 3 instances, 4 replicas: the plan then refuses --instances=3 and not a number of IPUs that was not typed.
     ipus = config.ipus or plan.ipus_per_replica(instances) * plan.ipus_per_replica(config.requested_stages or 1)
     hosts = config.hosts or share_hosts(allocation, instances)
     wanted = dataclasses.replace(config, instances=instances, ipus=ipus, hosts=hosts)
@@ -89,7 +89,7 @@ def plan_job(
 def replan_job(typed: TrainCommand, wanted: TrainConfig, dataset: DatasetInfo) -> Job:
     """Returns the job of a config that differs from what was typed, with flags added for the differences.
 
-    A flag cannot be taken back, so the batch is set by the same flag as in what was typed.
+    Added flags cannot remove one, so the batch is set by the same flag that the user typed.
     """
     made = plan.plan_run(wanted, dataset)
     names = (field.name for field in dataclasses.fields(wanted))

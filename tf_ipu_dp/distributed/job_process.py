@@ -1,4 +1,4 @@
-"""Starts a job through a launcher and waits for it: its process, the signals that are forwarded to it, how it ended."""
+"""Starts a job through a launcher and waits for it: forwards signals to it and reports how it ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True)
 class JobEnd:
-    """How a job ended: its exit status, and the launcher's report of the first failure, if it makes one."""
+    """How a job ended: its exit status, and the launcher's report of the first failure, if there is one."""
 
     status: int
     report: Optional[LauncherReport]
@@ -60,7 +60,7 @@ class JobStarter:
     def run(self, job: Job, output: Optional[IO[str]] = None, environ: Optional[Mapping[str, str]] = None) -> JobEnd:
         """Starts a job and returns how it ended.
 
-        Its output goes to this process's own, or into a file. `environ` is added to the launcher's environment.
+        Its output goes to the output of this process, or to a file. `environ` is added to the launcher's environment.
         """
         command = self.command(job)
         with tempfile.TemporaryDirectory() as folder:
@@ -85,20 +85,20 @@ class JobStarter:
             return JobEnd(status, launchers.read_mpirun_output(b"".join(launcher_lines).decode(errors="replace")))
 
     def _request_stop(self, pid: int) -> bool:
-        """Asks the instances to save and exit; returns whether they could be asked.
+        """Asks the instances to save and exit; returns whether that was possible.
 
         The emulator's poprun forwards a signal. The other launchers would kill the instances within a second.
         """
         if self.launcher == "srun":
             return _signal_job_step(os.environ.get("SLURM_JOB_ID", ""), launchers.step_name(self._job_id))
-        # The instances vote to stop, so it is enough to signal those on this host.
+        # Instances share stop requests, so it is enough to signal those on this host.
         return self.launcher != "emulator" and _signal_instances_below(pid)
 
 
 class _SignalForwarder:
-    """Forwards SIGINT and SIGTERM to a process, each time that they come.
+    """Forwards SIGINT and SIGTERM to a process.
 
-    For the first of them `request_stop` is called with the process id; if it returns True, the process itself is not
+    For the first of them, `request_stop` is called with the process id; if it returns True, the process itself is not
     signalled.
     """
 
@@ -137,7 +137,7 @@ class _SignalForwarder:
 
 @contextlib.contextmanager
 def _copy_output(source: Optional[IO[bytes]], target: IO[str]) -> Iterator[Deque[bytes]]:
-    """Copies a launcher's output, and keeps its own last lines: those without the tag of an instance."""
+    """Copies a launcher's output, and keeps the launcher's last lines: those without the tag of an instance."""
     launcher_lines: Deque[bytes] = collections.deque(maxlen=_MAX_LAUNCHER_LINES)
 
     def copy() -> None:
@@ -175,7 +175,7 @@ def _signal_instances_below(pid: int) -> bool:
         return False
     for child in children:
         with contextlib.suppress(OSError):
-            # Only the instances begin like this: mpirun has the program further back in its own command line.
+            # Only instances start like this: in mpirun's command line the program comes later.
             if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[1:3] == [b"-m", b"tf_ipu_dp.train"]:
                 os.kill(child, signal.SIGTERM)
                 found = True

@@ -1,6 +1,6 @@
-"""The launchers that can start the instances of a job: poprun, the emulator's stand-in for it, mpirun and srun.
+"""The launchers that can start the instances of a job: poprun, the emulator's poprun, mpirun and srun.
 
-Which one is chosen, its command line, and what it reports at the end. Pure: the environment and the lookup of programs
+Chooses one, makes its command line, and reads its report of a failure. Pure: the environment and the lookup of programs
 are passed in.
 """
 
@@ -17,7 +17,7 @@ from tf_ipu_dp.planning.plan import Topology
 
 NAMES = ("auto", "poprun", "emulator", "mpirun", "srun")
 
-# What instances on other hosts need of this host's environment; launchers forward little by themselves.
+# Variables that instances on other hosts need; launchers forward few by themselves.
 _FORWARDED = (
     "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CPATH", "OPAL_PREFIX", "VIRTUAL_ENV", "POPLAR_SDK_ENABLED",
     "POPLAR_ENGINE_OPTIONS", "POPLAR_RUNTIME_OPTIONS", "POPLAR_TARGET_OPTIONS", "POPLAR_LOG_LEVEL", "TF_POPLAR_FLAGS",
@@ -25,7 +25,7 @@ _FORWARDED = (
 )  # fmt: skip
 _FORWARDED_PREFIXES = ("IPU_EMULATOR_", "HOROVOD_")
 _RENDEZVOUS_PORTS = range(20_000, 30_000)
-# Open MPI's sentence, which it may break into lines.
+# Open MPI's message, which may span several lines.
 _KILLED = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)")
 
 
@@ -42,9 +42,9 @@ class LaunchCommand:
         return " ".join([*variables, *map(shlex.quote, self.words)])
 
 
-def choose(asked: str, sdk: str, environ: Mapping[str, str], find: Callable[[str], Optional[str]]) -> str:
-    """Returns the launcher to use, or refuses one that is not there; `find` looks up a program on the PATH."""
-    if asked == "auto":
+def choose(requested: str, sdk: str, environ: Mapping[str, str], find: Callable[[str], Optional[str]]) -> str:
+    """Returns the launcher to use; UsageError if it is missing. `find` looks up a program on the PATH."""
+    if requested == "auto":
         if sdk != "emulator" and find("poprun"):
             return "poprun"
         if sdk == "poplar":
@@ -53,15 +53,17 @@ def choose(asked: str, sdk: str, environ: Mapping[str, str], find: Callable[[str
                 "choose another --launcher, or use --sdk=emulator."
             )
         return "srun" if "SLURM_JOB_ID" in environ and find("srun") else "emulator"
-    if asked == "poprun" and sdk == "emulator":
+    if requested == "poprun" and sdk == "emulator":
         raise cli.UsageError(
             "--launcher=poprun starts instances on IPUs, but --sdk=emulator uses none. Use --launcher=emulator."
         )
-    if asked == "emulator" and sdk == "poplar":
+    if requested == "emulator" and sdk == "poplar":
         raise cli.UsageError("--launcher=emulator has emulated IPUs only, but --sdk=poplar. Use --launcher=poprun.")
-    if asked != "emulator" and not find(asked):
-        raise cli.UsageError(f"--launcher={asked} cannot be used: {asked} is not on the PATH. Use --launcher=auto.")
-    return asked
+    if requested != "emulator" and not find(requested):
+        raise cli.UsageError(
+            f"--launcher={requested} cannot be used: {requested} is not on the PATH. Use --launcher=auto."
+        )
+    return requested
 
 
 def make_command(
@@ -77,15 +79,15 @@ def make_command(
 ) -> LaunchCommand:
     """Returns the command that starts a program as the instances of a topology.
 
-    `extra` are words for the launcher itself. Jobs with different `job_id` use different ports and names where their
-    processes find each other. `root` says that root starts it, as in a container.
+    `extra` are words for the launcher itself. Jobs with different `job_id` use different rendezvous ports and step
+    names. `root`: the user is root, as in a container.
     """
     # Without it the monitor gets neither power nor temperature of the IPUs.
     wanted = {"GCDA_MONITOR": "1"}
     if launcher in ("poprun", "mpirun") and root:
         wanted.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if launcher in ("mpirun", "srun") and topology.hosts.names[1:]:
-        # The instances find each other on the first host, at a port that all of them know.
+        # The instances connect to the first host, at a port that all of them know.
         port = _RENDEZVOUS_PORTS[job_id % len(_RENDEZVOUS_PORTS)]
         wanted["IPU_EMULATOR_RENDEZVOUS"] = f"{topology.hosts.names[0]}:{port}"
     added = {name: value for name, value in wanted.items() if name not in environ}

@@ -1,6 +1,6 @@
-"""Runs a job until it ends well: what to do after a failure, and the same job on fewer instances.
+"""Restarts a job after failures, on the same instances or on fewer.
 
-`decide` and `plan_fewer_instances` are pure; `run_with_restarts` starts the job and asks them after each failure.
+`decide` and `plan_fewer_instances` are pure; `run_with_restarts` starts the job and calls them after each failure.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tf_ipu_dp.runs import checkpoints, run_folder
 
 RESTART, SHRINK, STOP = "restart", "shrink", "stop"
 _REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-_REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # the one of Open MPI
+_REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"  # of Open MPI
 _ANSWER_TIMEOUT_S = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
 class FailedAttempt:
-    """How an attempt ended, and the step of the newest checkpoint by then; 0 without one."""
+    """The failure of an attempt, and the step of the newest checkpoint at that time; 0 without one."""
 
     failure: FirstFailure
     saved_step: int
@@ -52,7 +52,7 @@ class RunEnd:
     """How a run ended, over all its attempts."""
 
     status: int
-    last_attempt: Optional[FailedAttempt] = None  # None where the run ended well, or was stopped by a signal
+    last_attempt: Optional[FailedAttempt] = None  # None if the run succeeded, or was stopped by a signal
     reason: str = ""  # why it was not restarted
 
 
@@ -66,9 +66,9 @@ def run_with_restarts(
     max_restarts: int,
     announce: Callable[[str], None],
 ) -> RunEnd:
-    """Starts a job, and again from its last checkpoint after a failure, as often as it may.
+    """Starts a job, and restarts it from its last checkpoint after failures, at most `max_restarts` times.
 
-    Flags are added to `typed`, which is what the user asked for. `announce` prints a sentence.
+    Flags are added to `typed`, the user's command. `announce` prints a sentence.
     """
     began = time.monotonic()
     attempts: List[FailedAttempt] = []
@@ -132,7 +132,7 @@ def plan_fewer_instances(job: Job, dataset: DatasetInfo, lost_hosts: Sequence[st
 
 
 def render_failure(failure: FirstFailure) -> str:
-    """Returns who failed first, and the last lines of its error or output."""
+    """Returns which instance failed first, and the last lines of its error or output."""
     others = failure.secondary_failures
     consequence = f" ({cli.count(others, 'other instance')} failed as a consequence)" if others else ""
     if not failure.last_lines:
@@ -141,14 +141,14 @@ def render_failure(failure: FirstFailure) -> str:
 
 
 def render_restart(last: FailedAttempt, reason: str, before: Job, after: Job) -> str:
-    """Returns a sentence with what failed, where the next attempt starts, and what changes."""
+    """Returns a sentence: what failed, from which step the next attempt starts, and what changes."""
     text = f"{last.failure}; {f'{reason}; ' if reason else ''}restarting from "
     text += f"step {last.saved_step:,}" if last.saved_step else "the beginning"
     text += f" on {after.layout}"
     kept = after.plan.topology.hosts.names
-    left_out = [name for name in before.plan.topology.hosts.names if name not in kept]
-    if left_out:
-        text += f" without {' and '.join(left_out)}"
+    removed = [name for name in before.plan.topology.hosts.names if name not in kept]
+    if removed:
+        text += f" without {' and '.join(removed)}"
     old, new = before.plan.batch, after.plan.batch
     changes = [("micro batch", old.micro_batch_size, new.micro_batch_size)]
     changes += [("accumulation", old.accumulation, new.accumulation)]
@@ -179,12 +179,12 @@ def _decide_next(
 
 
 def _output(config: TrainConfig) -> Optional[IO[str]]:
-    """Returns where the job's output goes: with --json, stdout is for the one object of the result."""
+    """Returns where the job's output goes: with --json, stdout is only for the result."""
     return sys.stderr if config.json else None
 
 
 def _with_given_host_name(failure: FirstFailure, topology: plan.Topology) -> FirstFailure:
-    """Names the host as --hosts does, whatever it calls itself."""
+    """Replaces the host's own name by its name in --hosts."""
     if failure.instance is None or not topology.hosts.names:
         return failure
     return dataclasses.replace(failure, host=topology.host_name(failure.instance // topology.instances_per_host))

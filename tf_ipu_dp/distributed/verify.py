@@ -35,7 +35,7 @@ class Verification:
 def verify(
     job: Job, dataset: DatasetInfo, starter: JobStarter, waiting: Callable[[str], ContextManager[None]]
 ) -> Verification:
-    """Trains both ways and prints the difference of each layer; `waiting` shows a sentence while it is entered."""
+    """Trains both ways and prints the difference of each layer; `waiting` is a context that shows a sentence."""
     config, topology = job.config, job.plan.topology
     if topology.instances == 1:
         raise cli.UsageError("--verify compares one instance with several, but --instances=1. Use --instances=2.")

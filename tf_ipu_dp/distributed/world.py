@@ -1,6 +1,6 @@
-"""This instance's place in the job, from the launcher's environment variables, and what the instances exchange.
+"""This instance's place in the job, from the launcher's environment variables, and collectives between instances.
 
-No TensorFlow of its own: collectives go through the SDK's `ipu.distributed`, which is passed in.
+Imports no TensorFlow: collectives use the SDK's `ipu.distributed`, which is passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_ipu_dp.planning.plan import LaunchedTopology
 
 _MAX_COUNT = 2**20
 
-# The variables by which poprun tells an instance its place. `popdist` reads the same.
+# Variables that poprun sets for each instance. `popdist` reads the same.
 _TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 _LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
 _IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
@@ -27,12 +27,12 @@ _IS_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 _LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 _REQUIRED = (_TOTAL_REPLICAS, _LOCAL_REPLICAS, _IPUS_PER_REPLICA, _REPLICA_OFFSET)
 
-# Other launchers know nothing of IPUs: they tell a process its rank, the number of processes, and its rank on its host.
+# Other launchers do not support IPUs: they only set the rank, the number of processes, and the rank on the host.
 _RANKS = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    # SLURM_STEP_NUM_TASKS is set inside srun only; a batch script has SLURM_PROCID, too.
+    # SLURM_STEP_NUM_TASKS is set inside srun only; a batch script also has SLURM_PROCID.
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 _LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -99,7 +99,7 @@ class Ranks:
 
 
 def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
-    """Returns this process's place among those of horovodrun, mpirun or srun; None where there is only one."""
+    """Returns this process's place among those of horovodrun, mpirun or srun; None if there is only one."""
     for launcher, (rank, size, local_rank) in _RANKS.items():
         if rank in environ and size in environ:
             instances, instance = _read_count(environ, size, 1), _read_count(environ, rank, 0)
@@ -113,7 +113,7 @@ def read_ranks(environ: Mapping[str, str]) -> Optional[Ranks]:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The instances of a job, as one of them sees it. All of them call the same methods in the same order."""
+    """The instances of a job, seen from one of them. All of them must call the same methods in the same order."""
 
     instance: int = 0
     instances: int = 1
@@ -145,9 +145,9 @@ class World:
         padded = list(message.ljust(longest, b"\0"))
         return [bytes(part[:length]) for part, (length,) in zip(self._gather_numbers(padded), lengths)]
 
-    def compare(self, own: Mapping[str, str]) -> None:
-        """Raises a UsageError that names the instances that differ in what has to be equal everywhere."""
-        message = json.dumps({**own, _HOST: socket.gethostname()}).encode()
+    def compare(self, values: Mapping[str, str]) -> None:
+        """Raises a UsageError that names the instances whose values differ from the others'."""
+        message = json.dumps({**values, _HOST: socket.gethostname()}).encode()
         everyone = [json.loads(each) for each in self.gather(message)]
         differences = describe_differences(everyone)
         if differences:
@@ -159,7 +159,7 @@ class World:
             )
 
     def compare_digests(self, digests: Sequence[Tuple[str, int]]) -> Optional[str]:
-        """Returns the first name whose digest differs between the instances, and who differs from most of them."""
+        """Returns the first name whose digest differs between the instances, and which instances differ from most."""
         total = hash_of(number for _, number in digests)
         if len(set(self.gather_numbers([float(total)]))) == 1:
             return None
@@ -173,9 +173,9 @@ class World:
                 return f"{name} of instance {cli.alternatives(odd)} differs from the others'"
         return None
 
-    def hosts_where(self, here: bool) -> List[str]:
+    def hosts_where(self, condition: bool) -> List[str]:
         """Returns the hosts of the instances that pass True."""
-        answers = self.gather(socket.gethostname().encode() if here else b"")
+        answers = self.gather(socket.gethostname().encode() if condition else b"")
         return sorted({answer.decode() for answer in answers if answer})
 
     def broadcast_from_leader(self, text: str) -> str:
@@ -207,14 +207,14 @@ def describe_differences(everyone: Sequence[Mapping[str, str]]) -> List[str]:
         usual, _ = collections.Counter(values).most_common(1)[0]
         odd = [number for number, value in enumerate(values) if value != usual]
         if odd:
-            who = f"instance {odd[0]} on {everyone[odd[0]].get(_HOST, '?')}"
+            subject = f"instance {odd[0]} on {everyone[odd[0]].get(_HOST, '?')}"
             more = f" (and {len(odd) - 1} more)" if odd[1:] else ""
-            sentences.append(f"{who}{more} has {name} {values[odd[0]]} where the others have {usual}")
+            sentences.append(f"{subject}{more} has {name} {values[odd[0]]} where the others have {usual}")
     return sentences
 
 
 def _read_hosts(environ: Mapping[str, str], instances: int) -> Optional[int]:
-    """Returns the number of hosts, where the launcher says how many instances share this one."""
+    """Returns the number of hosts, if the launcher sets how many instances share this one."""
     if _LOCAL_SIZE not in environ:
         return None
     on_this_host = _read_count(environ, _LOCAL_SIZE, 1)

@@ -1,4 +1,4 @@
-"""The bottleneck of a run, in one sentence with its numbers and the flag to change. Pure: times in, a verdict out.
+"""The bottleneck of a run, in one sentence with its numbers and the flag to change. Pure.
 
 To add a verdict: a kind, a function that returns it or None, and its place in `find_bottleneck`.
 """
@@ -14,23 +14,23 @@ INPUT, EXECUTIONS, COLLECTIVES, LATE_INSTANCE = "input", "small executions", "co
 BOOKKEEPING, COMPILING, NONE, TOO_SHORT = "logging and checkpoints", "compiling", "none", "too short"
 NOTHING_TRAINED = Verdict("nothing trained", "Nothing was left to train.")
 
-# What takes more than this share of training is a bottleneck.
+# A bottleneck takes more than this share of training.
 THRESHOLD = 0.1
-# Compiling is part of every run; it is the bottleneck where it takes most of one.
-_MOST_OF_A_RUN = 0.5
-# Input that arrives this soon after the start of an execution was there: the call itself takes that long.
+# Compiling is part of every run; it is the bottleneck only above this share of the run.
+_COMPILING_THRESHOLD = 0.5
+# A shorter wait at the start of an execution is not slow input: the call itself takes this long.
 _CALL_S = 0.001
 # An instance is the late one if it was last in more than this share of the records.
-_OFTEN = 0.5
+_LATE_THRESHOLD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is needed besides the times; `diagnosis` builds it."""
+    """Facts of a run besides the times of its instances; `diagnosis` builds it."""
 
     device_iterations: int
     executions: int = 0  # in the times
-    larger_executions: Tuple[int, ...] = ()  # greater device iterations that fit the run too
+    larger_executions: Tuple[int, ...] = ()  # larger device iterations that also fit the run
     prefetch: bool = True
     eight_bit_io: bool = False
     compile_s: float = 0.0
@@ -40,8 +40,8 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sums:
-    """One instance over all records, as shares of its own time."""
+class _InstanceShares:
+    """One instance over all records, in shares of its time."""
 
     instance: int
     seconds: float
@@ -51,18 +51,18 @@ class _Sums:
 
 
 def find_bottleneck(records: Sequence[Sequence[InstanceTimes]], facts: Facts) -> Verdict:
-    """Returns what cost the run most, if it cost enough; each record has the times of all instances."""
-    sums = _summed(records)
-    most_is_compiling = facts.compile_s > _MOST_OF_A_RUN * facts.total_s > 0
+    """Returns the largest cost of a run above the threshold; each record has the times of all instances."""
+    sums = _sum_by_instance(records)
+    mostly_compiling = facts.compile_s > _COMPILING_THRESHOLD * facts.total_s > 0
     if not sums:
-        return _compiling(facts) if most_is_compiling else _too_short()
+        return _compiling(facts) if mostly_compiling else _too_short()
     seconds = max(each.seconds for each in sums)
     waiting, collective = _input(sums, facts), _collectives(sums, records)
     if waiting and collective and collective.kind == LATE_INSTANCE and waiting.instance == collective.instance:
-        collective = None  # the others wait for that instance's input, and not for the network
+        collective = None  # the others wait for that instance's input, not for the network
     causes = [waiting, collective, _bookkeeping(seconds, facts), _executions(sums, seconds, facts)]
     costs = [((each.share_pct or 0.0) * seconds / 100, each) for each in causes if each is not None]
-    if most_is_compiling:
+    if mostly_compiling:
         costs.append((facts.compile_s, _compiling(facts)))
     return max(costs, key=lambda each: each[0])[1] if costs else _no_bottleneck(sums)
 
@@ -76,22 +76,22 @@ def input_advice(*, prefetch: bool, eight_bit_io: bool) -> Tuple[str, str]:
     return "Use more --instances, so that more host processes load.", "instances"
 
 
-def _input(sums: Sequence[_Sums], facts: Facts) -> Optional[Verdict]:
-    known = [(each.waiting, each) for each in sums if each.waiting is not None and not _is_call(each, facts)]
+def _input(sums: Sequence[_InstanceShares], facts: Facts) -> Optional[Verdict]:
+    known = [(each.waiting, each) for each in sums if each.waiting is not None and not _is_call_overhead(each, facts)]
     share, worst = max(known, key=lambda each: each[0], default=(0.0, sums[0]))
     if share <= THRESHOLD:
         return None
     least = min((each.waiting or 0.0 for each in sums if each is not worst), default=share)
-    who = ""
+    place = ""
     if len(sums) > 1:
         others = "" if least < share / 2 else f" (and at least {_percent(least)} of every other)"
-        who = f" of instance {worst.instance}{others}"
+        place = f" of instance {worst.instance}{others}"
     advice, flag = input_advice(prefetch=facts.prefetch, eight_bit_io=facts.eight_bit_io)
-    sentence = f"The bottleneck is the input: {_percent(share)} of training{who} was waiting for samples. {advice}"
-    return Verdict(INPUT, sentence, 100 * share, worst.instance if who else None, flag=flag)
+    sentence = f"The bottleneck is the input: {_percent(share)} of training{place} was waiting for samples. {advice}"
+    return Verdict(INPUT, sentence, 100 * share, worst.instance if place else None, flag=flag)
 
 
-def _collectives(sums: Sequence[_Sums], records: Sequence[Sequence[InstanceTimes]]) -> Optional[Verdict]:
+def _collectives(sums: Sequence[_InstanceShares], records: Sequence[Sequence[InstanceTimes]]) -> Optional[Verdict]:
     known = [(each.collective, each) for each in sums if each.collective is not None]
     if len(sums) < 2 or len(known) < len(sums):
         return None
@@ -100,7 +100,7 @@ def _collectives(sums: Sequence[_Sums], records: Sequence[Sequence[InstanceTimes
     waiting = sum(others) / len(others) - least
     if waiting > max(THRESHOLD, least):
         late, often = _most_often_last(records)
-        if often > _OFTEN:
+        if often > _LATE_THRESHOLD:
             sentence = (
                 f"The bottleneck is instance {late}: it was last in {_percent(often)} of the sampled collectives, and "
                 f"{_percent(waiting)} of the others' training was waiting for it. Check its host, or run without it "
@@ -119,7 +119,7 @@ def _collectives(sums: Sequence[_Sums], records: Sequence[Sequence[InstanceTimes
 
 
 def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
-    # In short runs much of it comes after the last record.
+    # In short runs much of it happens after the last record.
     share = facts.bookkeeping_s / max(seconds, facts.training_s)
     if share <= THRESHOLD:
         return None
@@ -130,13 +130,13 @@ def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
     return Verdict(BOOKKEEPING, sentence, 100 * share, flag="checkpoint_every")
 
 
-def _executions(sums: Sequence[_Sums], seconds: float, facts: Facts) -> Optional[Verdict]:
-    # What the others spend between executions may be waiting for the instance that spends least there.
-    calls = [(each.waiting or 0.0) if _is_call(each, facts) else 0.0 for each in sums]
+def _executions(sums: Sequence[_InstanceShares], seconds: float, facts: Facts) -> Optional[Verdict]:
+    # Time between executions may be waiting for another instance, so the smallest share counts.
+    calls = [(each.waiting or 0.0) if _is_call_overhead(each, facts) else 0.0 for each in sums]
     between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.bookkeeping_s / seconds
     if between <= THRESHOLD:
         return None
-    # Ten times fewer calls, or as near as the epoch's divisors come.
+    # Ten times fewer calls, or the nearest divisor of the epoch.
     best = min(facts.larger_executions, key=lambda number: abs(number - 10 * facts.device_iterations), default=None)
     advice = f"Use --device_iterations={best}." if best else "Use a larger --micro_batch_size."
     busy = max(each.executing * each.seconds for each in sums)
@@ -148,8 +148,8 @@ def _executions(sums: Sequence[_Sums], seconds: float, facts: Facts) -> Optional
     return Verdict(EXECUTIONS, sentence, 100 * between, flag="device_iterations" if best else "micro_batch_size")
 
 
-def _is_call(each: _Sums, facts: Facts) -> bool:
-    """Whether an instance's waiting is what each call costs anyhow, and not slow input."""
+def _is_call_overhead(each: _InstanceShares, facts: Facts) -> bool:
+    """Whether an instance's waiting is the normal cost of calls, and not slow input."""
     return bool(facts.executions and each.waiting) and (each.waiting or 0.0) * each.seconds < _CALL_S * facts.executions
 
 
@@ -166,14 +166,14 @@ def _too_short() -> Verdict:
     return Verdict(TOO_SHORT, "The run is too short to name a bottleneck. Train longer with --epochs.", flag="epochs")
 
 
-def _no_bottleneck(sums: Sequence[_Sums]) -> Verdict:
+def _no_bottleneck(sums: Sequence[_InstanceShares]) -> Verdict:
     if any(each.waiting is None for each in sums):
         return Verdict(NONE, "No bottleneck was measured; the device does not report how long it waits for input.")
     busy = max(min(each.executing - (each.waiting or 0.0) for each in sums), 0.0)
     return Verdict(NONE, f"No bottleneck: the device was busy {_percent(busy)} of training.", 100 * busy)
 
 
-def _summed(records: Sequence[Sequence[InstanceTimes]]) -> List[_Sums]:
+def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]]) -> List[_InstanceShares]:
     """Returns the instances that have trained, each over all records."""
     rows: Dict[int, List[InstanceTimes]] = {}
     for record in records:
@@ -188,28 +188,28 @@ def _summed(records: Sequence[Sequence[InstanceTimes]]) -> List[_Sums]:
                 for name in ("executing_s", "input_wait_s", "collective_s")
             ]
             executing, waiting, collective = (sum(part) / seconds if part else None for part in parts)
-            found.append(_Sums(instance, seconds, min(executing or 0.0, 1.0), waiting, collective))
+            found.append(_InstanceShares(instance, seconds, min(executing or 0.0, 1.0), waiting, collective))
     return found
 
 
 def _most_often_last(records: Sequence[Sequence[InstanceTimes]]) -> Tuple[int, float]:
     """Returns the instance that the others waited for in most records, and in which share of them.
 
-    The last one spends the least time in the collective: when it comes the others are there.
+    The last one spends the least time in the collective: the others are already waiting when it arrives.
     """
     counts: Dict[int, int] = {}
-    looked_at = 0
+    compared = 0
     for record in records:
         known = [(each.collective_s / each.seconds, each) for each in record if each.collective_s is not None
                  and each.seconds > 0]  # fmt: skip
         if len(known) > 1:
-            looked_at += 1
+            compared += 1
             least, last = min(known, key=lambda each: each[0])
             others = [share for share, each in known if each is not last]
             if sum(others) / len(others) - least > THRESHOLD / 2:
                 counts[last.instance] = counts.get(last.instance, 0) + 1
     late = max(counts, key=lambda instance: counts[instance], default=0)
-    return late, counts.get(late, 0) / looked_at if looked_at else 0.0
+    return late, counts.get(late, 0) / compared if compared else 0.0
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""The report of a recording, drawn as PNG or SVG or as one HTML page. Imports matplotlib when it draws."""
+"""The report of a recording, drawn as PNG, SVG or one HTML page. Imports matplotlib only to draw."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _FREE = -1.0  # marks a free IPU among utilisations
 _MAX_BINS = 1200
 _MAX_CURVES = 8  # more IPUs are drawn as a heat map
 _MAX_BANDS = 16
-_MIN_WIDTH = 1 / 1000  # of the drawing: a shorter phase would not be visible
-_GAP_PERIODS = 3  # without a sample for longer, nothing is drawn
+_MIN_PHASE_WIDTH = 1 / 1000  # share of the drawing: a narrower phase would not be visible
+_GAP_PERIODS = 3  # a longer gap between samples is left blank
 _STYLE = {"text.parse_math": False, "svg.fonttype": "none", "font.size": 9}
 
 
@@ -50,7 +50,7 @@ class _TimeAxis:
 
 
 def check_report_name(path: Path) -> None:
-    """Refuses a report that cannot be drawn, before anything is recorded for it."""
+    """Raises a UsageError for a report that cannot be drawn, before anything is recorded."""
     if path.suffix.lower() not in FORMATS:
         raise cli.UsageError(f"--report={path} has an unknown file type. Use one of {', '.join(FORMATS)}.")
     if not path.absolute().parent.is_dir():
@@ -64,7 +64,7 @@ def check_report_name(path: Path) -> None:
 
 
 def draw(recording: Recording, path: Path) -> None:
-    """Writes the report in the format of its name."""
+    """Writes the report in the format of its file type."""
     check_report_name(path)
     kind = path.suffix.lower()
     stream = io.BytesIO()
@@ -80,7 +80,7 @@ def draw(recording: Recording, path: Path) -> None:
     try:
         run_folder.write_durably(path, content)
     except OSError as error:
-        raise cli.UsageError(f"--report={path} cannot be written ({error.strerror}). Use another place.") from error
+        raise cli.UsageError(f"--report={path} cannot be written ({error.strerror}). Use another path.") from error
 
 
 def make_figure(recording: Recording) -> Any:
@@ -140,7 +140,7 @@ def make_figure(recording: Recording) -> Any:
 
 
 def render_page(recording: Recording, drawing: str) -> str:
-    """Returns one HTML page with the drawing in it and nothing to load."""
+    """Returns one self-contained HTML page with the drawing."""
     svg = drawing[drawing.index("<svg") :]
     rows = []
     for each in timeline.summarise(recording):
@@ -208,7 +208,7 @@ def _draw_curves(plot: Any, positions: Any, utilisation: Any, ids: Sequence[Opti
 
 
 def _group_equal(ids: Sequence[Optional[int]], rows: Any) -> List[Tuple[str, Any]]:
-    """Returns one curve for all IPUs with the same values, with their ids; IPUs without any value have none."""
+    """Returns one curve per set of IPUs with equal values, with their ids; IPUs without values have no curve."""
     import numpy as np
 
     curves: Dict[bytes, Tuple[List[Optional[int]], Any]] = {}
@@ -254,9 +254,9 @@ def _average_in_bins(positions: Any, values: Any, gap: float) -> Tuple[Any, Any]
         columns = np.nonzero(bins == number)[0]
         if len(columns):
             chosen = values[:, columns]
-            held = np.isfinite(chosen) & (chosen != _FREE)
-            counts = held.sum(axis=1)
-            means = np.where(held, chosen, 0.0).sum(axis=1) / np.maximum(counts, 1)
+            in_use = np.isfinite(chosen) & (chosen != _FREE)
+            counts = in_use.sum(axis=1)
+            means = np.where(in_use, chosen, 0.0).sum(axis=1) / np.maximum(counts, 1)
             rest = np.where((chosen == _FREE).any(axis=1), _FREE, np.nan)
             cells[:, number] = np.where(counts > 0, means, rest)
             last = number
@@ -284,7 +284,8 @@ def _draw_bands(
         # Short phases are drawn last: they are widened to be visible, and must not be covered.
         longest_first = sorted(intervals, key=lambda each: each.start - each.end)
         plot.broken_barh(
-            [(each.start, max(each.end - each.start, _MIN_WIDTH * end)) for each in longest_first], (row - 0.35, 0.7),
+            [(each.start, max(each.end - each.start, _MIN_PHASE_WIDTH * end)) for each in longest_first],
+            (row - 0.35, 0.7),
             facecolors=[_PHASE_COLOURS.get(each.phase, _UNKNOWN_COLOUR) for each in longest_first], linewidth=0,
         )  # fmt: skip
     handles: List[Any] = [Patch(color=_PHASE_COLOURS.get(phase, _UNKNOWN_COLOUR), label=phase) for phase in seen]

@@ -31,7 +31,7 @@ class DeviceFailure:
     """A device whose attributes cannot be read."""
 
     reason: str
-    id: Optional[str] = None  # where at least that could be read
+    id: Optional[str] = None  # if at least the id could be read
 
 
 DeviceAnswer = Union[Mapping[str, str], DeviceFailure]
@@ -50,7 +50,7 @@ class Client(Protocol):
         """Returns the last event record of an application, empty if there is none."""
 
     def close(self) -> None:
-        """Releases what the client holds."""
+        """Releases the client's resources."""
 
 
 class InProcessClient:
@@ -77,11 +77,11 @@ class InProcessClient:
             return {str(key): str(record[key]) for key in record}
 
     def close(self) -> None:
-        """Does nothing: the library lives as long as this process."""
+        """Does nothing: the library stays loaded until this process ends."""
 
     @contextlib.contextmanager
     def _open_inventory(self) -> Iterator[sdk_types.DeviceInventory]:
-        """Opens the inventory at the first query, and turns whatever the library raises into a TelemetryError."""
+        """Opens the inventory at the first query, and turns any error of the library into a TelemetryError."""
         try:
             if self._inventory is None:
                 inventory = self._library.gcipuinfo()
@@ -93,7 +93,7 @@ class InProcessClient:
 
 
 class SubprocessClient:
-    """Queries the Poplar SDK's library in a child process, because it may crash, hang or print anything."""
+    """Queries the Poplar SDK's library in a child process, because it may crash, hang or print to stdout."""
 
     def __init__(self) -> None:
         self._process: Optional[subprocess.Popen[bytes]] = None
@@ -137,7 +137,7 @@ class SubprocessClient:
                 self._kill()
                 raise TelemetryError(problem) from error
             except BaseException:
-                # A late answer would be taken for the answer to the next query.
+                # A late answer would be mistaken for the answer to the next query.
                 self._kill()
                 raise
         if "answer" not in answer:
@@ -154,9 +154,9 @@ class SubprocessClient:
             bufsize=0,
         )  # fmt: skip
 
-    def _exchange(self, question: bytes, timeout_s: float) -> bytes:
+    def _exchange(self, query: bytes, timeout_s: float) -> bytes:
         assert self._process and self._process.stdin and self._process.stdout
-        self._process.stdin.write(question)
+        self._process.stdin.write(query)
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
@@ -196,7 +196,7 @@ def serve(parent: int) -> None:
     _end_with_parent()
     if os.getppid() != parent:
         return
-    # Control-C reaches this process too, but it is the monitor that ends it.
+    # Control-C reaches this process too, but the monitor ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # keeps what the library prints out of the answers
@@ -216,7 +216,7 @@ def serve(parent: int) -> None:
 
 
 def _answer(client: InProcessClient, name: str, *arguments: str) -> Any:
-    """Returns the answer to a query as JSON can carry it: a failed device is a list of its reason and id."""
+    """Returns the answer to a query as a JSON value: a failed device is a list of its reason and id."""
     if name == "health":
         return client.check_health()
     if name == "event":

@@ -1,4 +1,4 @@
-"""Reads all IPUs of the Poplar SDK or of the emulator, whichever process uses them. No TensorFlow."""
+"""Reads all IPUs of the Poplar SDK or of the emulator, used by any process. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_IPU = "gcipuinfo finds no IPU"
 
 
 class DeviceReader:
-    """Reads all IPUs and never fails: what goes wrong is the `problem` of the reading."""
+    """Reads all IPUs and never raises: errors are the `problem` of the reading."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class DeviceReader:
         period_s: float = 0.0,
         failure: Optional[str] = None,
     ) -> None:
-        """`note`: why these are not the Poplar SDK's IPUs. `failure`: the same, where the SDK is enabled but broken."""
+        """`note`: why these are not the Poplar SDK's IPUs. `failure`: the same, if the SDK is enabled but fails."""
         self.sdk_name, self.note, self.failure = sdk_name, note, failure
         self._client, self._period_s = client, period_s
         self._known: Tuple[Ipu, ...] = ()
@@ -45,7 +45,7 @@ class DeviceReader:
         return self._last[1]
 
     def read_faults(self) -> List[str]:
-        """Returns the faults of gcipuinfo's health check as sentences. TelemetryError where it cannot be made."""
+        """Returns the faults of gcipuinfo's health check as sentences. TelemetryError if the check fails."""
         return devices.parse_health(self._client.check_health())
 
     def read_event(self, path: str) -> Dict[str, str]:
@@ -53,7 +53,7 @@ class DeviceReader:
         return dict(self._client.read_event(path))
 
     def close(self) -> None:
-        """Ends the library's process, if it has one."""
+        """Ends the child process, if there is one."""
         self._client.close()
 
     def _read(self) -> DeviceReading:
@@ -76,21 +76,21 @@ class DeviceReader:
         return DeviceReading(now, self._known, None if self._known else _NO_IPU)
 
     def _describe_failed(self, failure: DeviceFailure, index: int, count: int, answering: Mapping[int, Ipu]) -> Ipu:
-        """Returns the record of a device that fails. Its id is left out where it could only be guessed."""
+        """Returns the record of a device that fails. Its id is None if it could only be guessed."""
         number = devices.parse_id(failure.id)
         if number is not None:
             known = next((ipu for ipu in self._known if ipu.id == number), Ipu(id=number))
         elif len(self._known) == count:
             known = self._known[index]
         else:
-            # At the first reading the other devices show whether ids are list positions.
+            # At the first reading, the other devices show whether ids equal list positions.
             positional = not self._known and all(ipu.id == place for place, ipu in answering.items())
             known = Ipu(id=index if positional else None)
         return _without_values(known, devices.shorten(failure.reason))
 
 
 def open_reader(choice: str = "auto") -> DeviceReader:
-    """Returns a reader of the Poplar SDK's devices or of the emulator's. TelemetryError: why --sdk=poplar fails."""
+    """Returns a reader of the Poplar SDK's devices or of the emulator's. TelemetryError if --sdk=poplar fails."""
     missing = failure = None
     if choice != "emulator":
         missing = sdk.explain_missing_gcipuinfo()
@@ -110,7 +110,7 @@ def open_reader(choice: str = "auto") -> DeviceReader:
 
 
 def _without_values(known: Ipu, problem: str) -> Ipu:
-    """Returns an IPU with only what never changes, and the reason why nothing else is known."""
+    """Returns an IPU with only its constant attributes, and the reason why the others are not known."""
     return Ipu(
         id=known.id,
         board_type=known.board_type,

@@ -1,6 +1,6 @@
-"""What gcipuinfo reports about the IPUs, as typed records. Pure: mappings and texts in, records out.
+"""What gcipuinfo reports about the IPUs, as typed records. Pure: takes mappings and texts, returns records.
 
-None means that a value is not reported. No text that the library returns makes a parser fail.
+None means that a value is not reported. Parsers accept any text from the library.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def parse_number(text: Any) -> Optional[float]:
 
 
 def parse_device(mapping: Mapping[str, str]) -> Ipu:
-    """Returns the record of one of gcipuinfo's mappings. Keys may be missing and values may be anything."""
+    """Returns the record of one of gcipuinfo's mappings. Keys may be missing, and values may be any text."""
     values = {name: read(mapping, key) for name, (key, read) in _FIELDS.items()}
     other = {str(key): str(mapping[key]) for key in mapping if key not in _KEYS}
     return Ipu(**values, other=other)
@@ -102,7 +102,7 @@ def read_pid(mapping: Mapping[str, str]) -> Optional[int]:
 
 
 def parse_health(text: Any) -> List[str]:
-    """Returns one sentence per fault in the answer of checkHealthOfDevices, whatever that answer is."""
+    """Returns one sentence per fault in the answer of checkHealthOfDevices, which may be any text."""
     try:
         value = json.loads(text) if isinstance(text, str) and text.strip() else {}
     except ValueError:
@@ -122,7 +122,7 @@ def parse_health(text: Any) -> List[str]:
 
 
 def shorten(reason: object) -> str:
-    """Returns an error or a text as one line of limited length, for a place inside a sentence."""
+    """Returns an error or a text as one line of limited length, for use inside a sentence."""
     text = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)
     text = " ".join(text.split())
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 3]}..."

@@ -1,6 +1,6 @@
-"""The bottleneck of a run, from its records, plan and flags. The one place that builds what `bottleneck` judges.
+"""The bottleneck of a run, from its records, plan and flags. The only module that builds the input of `bottleneck`.
 
-The trainer's verdict at the end, the monitor's live one, `--explain`, `--json` and the exporter all come from here. No
+The verdict at the end of training, the monitor's live verdict, `--explain`, `--json` and the exporter all use it. No
 TensorFlow.
 """
 
@@ -39,8 +39,8 @@ class Explanation:
 def judge(
     planned: PlanRecord, cfg: Optional[TrainConfig], records: Sequence[TrainingRecord], times: Optional[RunTimes] = None
 ) -> Verdict:
-    """Returns the bottleneck in some records of a run. `times` are those of the whole run, once it has ended."""
-    usable = [record for record in records if record.instances and all(_is_sound(each) for each in record.instances)]
+    """Returns the bottleneck in some records of a run. `times` are the totals of the run, once it has ended."""
+    usable = [record for record in records if record.instances and all(_is_valid(each) for each in record.instances)]
     instances = [record.instances for record in usable]
     if not instances and times and times.training_s > 0:
         instances = [(InstanceTimes(0, times.training_s, times.executing_s, times.input_wait_s),)]
@@ -59,7 +59,7 @@ def judge(
 
 
 def explain(path: Path) -> Explanation:
-    """Returns the bottleneck of the run in a folder; `cli.UsageError` for a folder that is not a run's."""
+    """Returns the bottleneck of the run in a folder; `cli.UsageError` if it is not the folder of a run."""
     folder = run_folder.RunFolder(path)
     planned = folder.read_plan()
     if planned is None:
@@ -78,8 +78,8 @@ def explain(path: Path) -> Explanation:
     return Explanation(str(path), found, result is not None, updates)
 
 
-def explain_lately(path: Path) -> Optional[Verdict]:
-    """Returns the present bottleneck of a live run, by its last records; None where it is not known yet."""
+def explain_recent(path: Path) -> Optional[Verdict]:
+    """Returns the current bottleneck of a live run, from its last records; None if it is not known yet."""
     folder = run_folder.RunFolder(path)
     planned = folder.read_plan()
     records = _training_records(folder.read_last_metrics(_TAIL_BYTES))
@@ -91,7 +91,7 @@ def explain_lately(path: Path) -> Optional[Verdict]:
 
 @functools.lru_cache(maxsize=16)
 def larger_executions(cfg: TrainConfig) -> Tuple[int, ...]:
-    """Returns the device iterations above the present ones that the planner accepts with all other flags."""
+    """Returns the larger device iterations that the planner accepts with all other flags unchanged."""
     found = []
     with contextlib.suppress(cli.UsageError, OSError):
         dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
@@ -105,13 +105,13 @@ def larger_executions(cfg: TrainConfig) -> Tuple[int, ...]:
 
 
 def _count_executions(records: Sequence[TrainingRecord], planned: PlanRecord) -> int:
-    """Returns how many executions some records cover; those of 0.1 do not say, so that their steps have to."""
+    """Returns the number of executions in some records; from their steps where version 0.1 wrote no number."""
     if all(record.executions is not None for record in records):
         return sum(record.executions or 0 for record in records)
     return (records[-1].step - records[0].step) // planned.training.updates_per_execution
 
 
-def _is_sound(times: InstanceTimes) -> bool:
+def _is_valid(times: InstanceTimes) -> bool:
     numbers = (times.seconds, times.executing_s, times.input_wait_s or 0.0, times.collective_s or 0.0)
     return times.instance >= 0 and all(number >= 0 for number in numbers)
 

@@ -1,4 +1,4 @@
-"""The last snapshot as Prometheus metrics. Scrapes are answered from it at once, even while the devices hang."""
+"""The last snapshot as Prometheus metrics. Scrapes are answered at once, even while the devices hang."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Collector:
         self._busy_s: Dict[int, float] = {}
 
     def update(self, snapshot: Snapshot) -> None:
-        """Takes a new snapshot. Busy time is accumulated, so that rare scrapes miss nothing."""
+        """Sets the snapshot. Busy time is accumulated, so that infrequent scrapes lose nothing."""
         now = time.monotonic()
         with self._lock:
             span = now - self._updated if self._snapshot else 0.0
@@ -78,7 +78,7 @@ class Collector:
             self._snapshot, self._updated = snapshot, now
 
     def describe(self) -> Iterator[Any]:
-        """Returns nothing: which metrics there are depends on the devices."""
+        """Returns nothing: the metrics depend on the devices."""
         return iter(())
 
     def collect(self) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class Collector:
 
 
 def serve(collector: Collector, host: str, port: int) -> int:
-    """Starts answering scrapes in threads; returns the port, which the system chooses for 0."""
+    """Starts answering scrapes in threads; returns the port; for 0 the system chooses one."""
     registry = CollectorRegistry()
     registry.register(collector)  # type: ignore[arg-type, unused-ignore]
     try:
@@ -168,7 +168,7 @@ def _process_labels(process: Process) -> List[str]:
 
 
 def _label(text: Optional[str]) -> str:
-    """Returns a label that can be encoded: names of files and users may be no valid Unicode."""
+    """Returns a label that can be encoded: names of files and users may be invalid Unicode."""
     return (text or "").encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What Linux knows about a process: whether it is alive, when it started, and its command line."""
+"""What Linux reports about a process: whether it is alive, when it started, and its command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
-# How much later than its first record a process may seem to start, because clocks and files are coarse.
+# Tolerance for start times, because clocks and file times are coarse.
 START_TOLERANCE_S = 5.0
 _MAX_COMMAND_BYTES = 4096
 
@@ -27,7 +27,7 @@ def is_alive(pid: int) -> bool:
 
 
 def started_before(pid: int, seconds: float) -> bool:
-    """Whether a process started before a time since the epoch: one that started later only reuses the number.
+    """Whether a process started before a time since the epoch: a later one only reuses the process id.
 
     OSError, ValueError or IndexError where /proc does not show the process.
     """

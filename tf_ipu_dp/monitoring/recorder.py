@@ -1,6 +1,6 @@
-"""Snapshots kept as JSON lines: a recorder that appends them, and a reader that returns typed samples. No TensorFlow.
+"""Snapshots as JSON lines: a recorder that appends them, and a reader that returns typed samples. No TensorFlow.
 
-The first line describes the IPUs; each other line is a sample of what changes. A line cut off by a crash is skipped.
+The first line describes the IPUs; each other line is a sample of values that change. A truncated line is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANGING = (
 
 @dataclasses.dataclass(frozen=True)
 class RecordedIpu:
-    """An IPU as the first line describes it."""
+    """An IPU in the first line."""
 
     id: Optional[int]
     board_serial: Optional[str]
@@ -62,7 +62,7 @@ class ProcessSample:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseChange:
-    """A phase that a process began between two samples."""
+    """The start of a phase between two samples."""
 
     pid: int
     phase: str
@@ -118,7 +118,7 @@ class Recorder:
                 "or add --report=FILE to draw it."
             ) from None
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._write_error(error) from error
 
     def write(self, snapshot: Snapshot) -> None:
         """Appends a snapshot."""
@@ -143,11 +143,11 @@ class Recorder:
         self.samples += 1
 
     def close(self) -> None:
-        """Ends the recording."""
+        """Closes the recording."""
         try:
             self._file.close()
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._write_error(error) from error
 
     def _find_new_saves(self, snapshot: Snapshot) -> List[Dict[str, Any]]:
         """Returns the checkpoints since the last sample: saving is often too short for a sample to show it."""
@@ -181,14 +181,14 @@ class Recorder:
             self._file.write(json.dumps(value) + "\n")
             self._file.flush()
         except OSError as error:
-            raise self._refusal(error) from error
+            raise self._write_error(error) from error
 
-    def _refusal(self, error: OSError) -> cli.UsageError:
-        return cli.UsageError(f"--record={self.path} cannot be written ({error.strerror}). Use another place.")
+    def _write_error(self, error: OSError) -> cli.UsageError:
+        return cli.UsageError(f"--record={self.path} cannot be written ({error.strerror}). Use another path.")
 
 
 def read(path: Path) -> Recording:
-    """Returns the recording in a file; `cli.UsageError` if it has none."""
+    """Returns the recording in a file; `cli.UsageError` if it is not valid."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

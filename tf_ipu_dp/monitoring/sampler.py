@@ -23,14 +23,14 @@ class Usage:
     utilisation_pct: Optional[float]  # mean over the IPUs, weighted by time
     per_ipu_pct: Mapping[int, Optional[float]]
     ipus: Tuple[Ipu, ...]  # at the end
-    problem: Optional[str] = None  # why something is not reported
+    problem: Optional[str] = None  # why values are not reported
 
 
 class Sampler:
     """Measures the utilisation of the IPUs that a process has attached.
 
     gcipuinfo reports how busy an IPU was since the last query. So each answer counts for the time since the previous
-    one, whether the thread or a mark asked for it. The first answer covers an unknown time and is only a start.
+    one, whether it was queried by the thread or by a mark. The first answer covers an unknown time and is not counted.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sampler:
         self._library, self._pid, self._period_s, self._clock = library, pid, period_s, clock
         self._inventory: Optional[sdk_types.DeviceInventory] = None
         self._unusable = False
-        self._lock = threading.Lock()  # the library does not promise that two threads may query it
+        self._lock = threading.Lock()  # the library is not documented as thread-safe
         self._last_query: Optional[float] = None
         self._ipus: Tuple[Ipu, ...] = ()
         self._busy: Dict[int, Tuple[float, float]] = {}  # percent x seconds, and seconds
@@ -79,7 +79,7 @@ class Sampler:
         return self._ipus
 
     def mark(self, now: Optional[float] = None) -> Usage:
-        """Returns the usage since the previous mark; `now` is a time of the sampler's own clock."""
+        """Returns the usage since the previous mark; `now` is a time of the sampler's clock."""
         busy: Dict[int, Tuple[float, float]] = {}
         with self._acquire() as acquired:
             if acquired:
@@ -95,7 +95,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _acquire(self) -> Iterator[bool]:
-        """Waits for the other thread's query; only the first wait for a library that hangs takes time."""
+        """Waits for a query in the other thread; if the library hangs, only the first wait takes time."""
         acquired = self._lock.acquire(timeout=0 if self._problem == devices.NO_ANSWER else _MAX_WAIT_S)
         if not acquired:
             self._problem = devices.NO_ANSWER
@@ -114,7 +114,7 @@ class Sampler:
         if self._unusable:
             return
         try:
-            ipus = self._read_own_ipus()
+            ipus = self._read_attached_ipus()
         except Exception as error:
             self._unusable = self._inventory is None
             self._problem = f"gcipuinfo failed ({type(error).__name__}: {error})"
@@ -129,10 +129,10 @@ class Sampler:
                 weighted, seconds = self._busy.get(ipu.id, (0.0, 0.0))
                 self._busy[ipu.id] = (weighted + ipu.utilisation_pct * span, seconds + span)
 
-    def _read_own_ipus(self) -> Tuple[Ipu, ...]:
+    def _read_attached_ipus(self) -> Tuple[Ipu, ...]:
         if self._inventory is None:
             inventory = self._library.gcipuinfo()
             inventory.setUpdateMode(True)
             self._inventory = inventory
-        own = [device for device in self._inventory.getDevices() if devices.read_pid(device) == self._pid]
-        return tuple(map(devices.parse_device, own))
+        attached = [device for device in self._inventory.getDevices() if devices.read_pid(device) == self._pid]
+        return tuple(map(devices.parse_device, attached))

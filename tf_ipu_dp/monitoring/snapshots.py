@@ -1,4 +1,4 @@
-"""Who uses which IPU, and what each process does there: one snapshot of devices, processes and runs. No TensorFlow.
+"""Which process uses which IPU, and its status: one snapshot of devices, processes and runs. No TensorFlow.
 
 Reading a snapshot writes nothing, takes no lock and sends no signal.
 """
@@ -21,13 +21,13 @@ SCHEMA = 1
 STALE_S = 5.0
 RUNNING, STALE, GONE = "running", "stale", "gone"
 _GONE_SHOWN_S = 10.0
-_STALLED_S = 10.0  # without a step for so long, the last throughput is out of date
+_STALLED_S = 10.0  # after this time without a step, the last throughput is outdated
 _WAITS = {heartbeat.INPUT: "input", heartbeat.OTHERS: "collective", heartbeat.NOTHING: "nothing"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A process that holds IPUs, or an instance of a run that does. From `run_dir` on: known for our own runs only."""
+    """A process that holds IPUs, or an instance of a run that does. From `run_dir` on: tf_ipu_dp runs only."""
 
     pid: int
     user: Optional[str]
@@ -50,7 +50,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that is known at one moment."""
+    """IPUs and processes at one moment."""
 
     time: float  # seconds since the epoch
     sdk: str
@@ -89,23 +89,23 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Reads snapshots, and remembers the processes of the last one to notice which have ended."""
+    """Reads snapshots, and compares each with the last one to find processes that have ended."""
 
     def __init__(self, reader: device_reader.DeviceReader, environ: Mapping[str, str] = os.environ) -> None:
         self._reader, self._environ = reader, environ
         self._commands: Dict[Tuple[int, Optional[str]], Optional[str]] = {}
         self._last: Dict[int, Process] = {}
-        self._released: Dict[int, Tuple[Process, float]] = {}  # alive, but without an IPU since then
+        self._released: Dict[int, Tuple[Process, float]] = {}  # alive, but without an IPU since this time
         self._gone: Dict[int, Tuple[Process, float]] = {}
 
     def read(self) -> Snapshot:
-        """Returns the present state of all IPUs and of the processes that use them."""
+        """Returns the current state of all IPUs and of the processes that use them."""
         reading = self._reader.read()
-        held: Dict[int, List[devices.Ipu]] = {}
+        ipus_by_pid: Dict[int, List[devices.Ipu]] = {}
         for ipu in reading.ipus:
             if ipu.pid:
-                held.setdefault(ipu.pid, []).append(ipu)
-        processes = {pid: self._describe(pid, ipus, reading.time) for pid, ipus in held.items()}
+                ipus_by_pid.setdefault(ipu.pid, []).append(ipu)
+        processes = {pid: self._describe(pid, ipus, reading.time) for pid, ipus in ipus_by_pid.items()}
         for process in _read_instances_without_ipus(list(processes.values()), reading.time):
             processes.setdefault(process.pid, process)
         if reading.problem is None:
@@ -138,7 +138,7 @@ class SnapshotReader:
         return self._commands[key]
 
     def _update_gone(self, processes: Mapping[int, Process], now: float) -> None:
-        """Notes which processes have ended since the last snapshot; those are shown for some seconds more."""
+        """Finds processes that have ended since the last snapshot; they are shown for some more seconds."""
         missing = {pid: (process, now) for pid, process in self._last.items() if process.state != GONE}
         missing = {pid: each for pid, each in {**self._released, **missing}.items() if pid not in processes}
         alive = {pid for pid in missing if process_info.is_alive(pid)}
@@ -155,7 +155,7 @@ class SnapshotReader:
 
 
 def is_instance_running(status: heartbeat.Status, now: float) -> bool:
-    """Whether an instance has not ended: its process is alive or, on another host, had a heartbeat lately."""
+    """Whether an instance has not ended: its process is alive or, on another host, had a recent heartbeat."""
     if status.host != socket.gethostname():
         return now - status.time <= STALE_S
     if not process_info.is_alive(status.pid):
@@ -172,7 +172,7 @@ def utc(seconds: float) -> str:
 
 
 def _read_instances_without_ipus(processes: Sequence[Process], now: float) -> List[Process]:
-    """Returns instances on this host that hold no IPU, not yet or no more, of the runs of these processes."""
+    """Returns instances on this host, of the runs of these processes, that hold no IPU yet or no longer."""
     host = socket.gethostname()
     known = {process.pid for process in processes}
     found = []
@@ -225,7 +225,7 @@ def _read_run(folder: str) -> List[heartbeat.Status]:
 
 
 def _run_folder(status: heartbeat.Status) -> Path:
-    """Returns the run's folder as an absolute path where possible; it may be relative to the run's own directory."""
+    """Returns the run's folder as an absolute path if possible; it may be relative to the process's directory."""
     folder = Path(status.run_dir)
     if not folder.is_absolute() and status.host == socket.gethostname():
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""What the monitor shows: a snapshot as tables, or as a screen of a given size. Pure: records in, lines of text out.
+"""What the monitor shows: a snapshot as tables, or as a screen of a given size. Pure: returns text.
 
-A dash stands for a value that is not known; the reason is in its row or in the notes below the tables.
+A dash means that a value is not known; the reason is in its row or in the notes below the tables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ History = Mapping[int, Sequence[Optional[float]]]  # the last utilisations of ea
 
 _MAX_REASONS = 3
 _MIN_WIDTH, _MIN_HEIGHT = 20, 4
-_TOO_SMALL = ("The terminal is too small for so many IPUs; --json lists them all.", "Too small; --json.")
+_TOO_SMALL = ("The terminal is too small for all IPUs; --json lists them.", "Too small; --json.")
 _BOARD_FIELDS = ("board_type", "board_temp_c", "board_power_w")
 
 
@@ -65,7 +65,7 @@ def render_screen(
     footer: str,
     verdicts: Mapping[str, str],
 ) -> List[str]:
-    """Returns exactly `height` lines of at most the given width, with as much detail as there is room for."""
+    """Returns exactly `height` lines of at most the given width, with as much detail as fits."""
     snapshot = _share_board_values(snapshot)
     width = max(options.width or 80, _MIN_WIDTH)
     options = dataclasses.replace(options, width=width)
@@ -107,12 +107,12 @@ def render_health(
 def _headline(snapshot: Snapshot) -> str:
     ipus = snapshot.ipus
     title = {"poplar": "Poplar SDK", "emulator": "emulated"}.get(snapshot.sdk, snapshot.sdk)
-    silent = sum(ipu.problem is not None for ipu in ipus)
-    used = len(ipus) - len(snapshot.free) - silent
+    failed = sum(ipu.problem is not None for ipu in ipus)
+    used = len(ipus) - len(snapshot.free) - failed
     known = [ipu.utilisation_pct for ipu in ipus if ipu.pid and ipu.utilisation_pct is not None]
     busy = f" ({sum(known) / len(known):.0f} % busy)" if known else ""
     parts = [f"{cli.count(len(ipus), 'IPU')} ({title})", f"{used} in use{busy}", f"{len(snapshot.free)} free"]
-    parts += [f"{silent} not answering"] if silent else []
+    parts += [f"{failed} not answering"] if failed else []
     return ", ".join(parts)
 
 
@@ -122,7 +122,7 @@ def _ipu_table(ipus: Sequence[Ipu], options: DisplayOptions, history: History) -
     first = _first_of_boards(ipus)
 
     def once_per_board(cells: Sequence[Line]) -> List[Line]:
-        return [cell if own else [("", PLAIN)] for cell, own in zip(cells, first)]
+        return [cell if is_first else [("", PLAIN)] for cell, is_first in zip(cells, first)]
 
     columns = [
         Column("IPU", [[_text(ipu.id)] for ipu in ipus]),
@@ -173,7 +173,7 @@ def _process_table(processes: Sequence[Process], options: DisplayOptions) -> Lis
 def _layouts(
     ipus: Sequence[Ipu], options: DisplayOptions, history: History, below: Sequence[List[Line]]
 ) -> Iterator[Tuple[List[Line], List[Line]]]:
-    """Returns ways to show the IPUs and what is below them, the best first: rows of IPUs matter more than notes."""
+    """Yields layouts of the IPUs and the lines below them, the best first: rows of IPUs matter more than notes."""
     yield _ipu_table(ipus, options, history), below[0]
     in_use = [*_ipu_table([ipu for ipu in ipus if not ipu.free], options, history), *_free_line(ipus)]
     yield from ((in_use, rest) for rest in below)
@@ -185,7 +185,7 @@ def _small_layout(
 ) -> List[Line]:
     """Returns a grid of the IPUs, or why there is none, and as many processes as fit.
 
-    That is one line more than `room` at most, in place of the blank line below the headline.
+    At most one line more than `room`, which replaces the blank line below the headline.
     """
     grids = list(_grids(ipus, options, history))
     fitting = [grid for grid in grids if len(grid) + min(len(processes), max(room // 4, 2)) <= room]
@@ -197,7 +197,7 @@ def _small_layout(
 
 
 def _first_processes(table: Sequence[Line], room: int) -> List[Line]:
-    """Returns as many rows of the processes as there is room for, and how many are left out."""
+    """Returns as many rows of the processes as fit, and the number of the others."""
     if len(table) <= room:
         return [[], *table] if table and len(table) < room else list(table)
     kept = max(room - 2, 0)
@@ -208,7 +208,7 @@ def _first_processes(table: Sequence[Line], room: int) -> List[Line]:
 
 
 def _grids(ipus: Sequence[Ipu], options: DisplayOptions, history: History) -> Iterator[List[Line]]:
-    """Returns grids of the IPUs in use, with shorter and shorter sparklines."""
+    """Yields grids of the IPUs in use, with shorter sparklines each time."""
     in_use = [ipu for ipu in ipus if not ipu.free]
     for sparkline_width in (SPARKLINE_WIDTH, 8, 0):
         yield [*_grid(in_use, options, history, sparkline_width), *_free_line(ipus)]
@@ -251,7 +251,7 @@ def _verdict_lines(verdicts: Mapping[str, str]) -> List[Line]:
 
 
 def _note_lines(snapshot: Snapshot) -> List[Line]:
-    """Returns why some values are not known: every dash has its reason here, or in its own row."""
+    """Returns why some values are not known: every dash has its reason here or in its row."""
     return [[note] for note in [*_ipu_notes(snapshot), *_process_notes(snapshot.processes)]]
 
 
@@ -265,10 +265,10 @@ def _ipu_notes(snapshot: Snapshot) -> List[Span]:
     if snapshot.problem:
         notes.append((f"No device answers: {printable(snapshot.problem)}.", BAD))
     else:
-        silent = [ipu for ipu in ipus if ipu.problem is not None]
+        failed = [ipu for ipu in ipus if ipu.problem is not None]
         notes += [
             (f"IPU {'-' if ipu.id is None else ipu.id} does not answer: {printable(ipu.problem or '')}.", BAD)
-            for ipu in silent[:_MAX_REASONS]
+            for ipu in failed[:_MAX_REASONS]
         ]
     if snapshot.emulated:
         why = f"; {printable(snapshot.note)}" if snapshot.note else ""
@@ -310,7 +310,7 @@ def _process_notes(processes: Sequence[Process]) -> List[Span]:
 
 
 def _unreported_columns(ipus: Sequence[Ipu]) -> List[str]:
-    """Returns the columns, other than power and temperature, that are not known of some IPU."""
+    """Returns the columns, other than power and temperature, that some IPU does not report."""
     values: Mapping[str, Callable[[Ipu], Any]] = {
         "IPU": lambda ipu: ipu.id,
         "Board": lambda ipu: ipu.board_serial,
@@ -325,7 +325,7 @@ def _unreported_columns(ipus: Sequence[Ipu]) -> List[str]:
 
 
 def _share_board_values(snapshot: Snapshot) -> Snapshot:
-    """Returns the snapshot with every IPU of a board carrying the board's values, whichever of them reports those."""
+    """Returns the snapshot with the board's values on every IPU of a board, though only one may report them."""
     known: Dict[str, Dict[str, Any]] = {}
     for ipu in snapshot.ipus:
         if ipu.board_serial is not None:

@@ -63,7 +63,7 @@ class Signals:
 
 
 class Screen:
-    """Draws snapshots on the terminal's alternate screen, and restores the terminal when it is left."""
+    """Draws snapshots on the terminal's alternate screen, and restores the terminal on exit."""
 
     def __init__(self, signals: Signals, read_verdicts: Callable[[Snapshot], Dict[str, str]]) -> None:
         self.keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
@@ -178,7 +178,7 @@ def moves_cursor(stream: TextIO) -> bool:
 
 
 def write(text: str) -> None:
-    """Writes to stdout at once."""
+    """Writes to stdout and flushes it."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

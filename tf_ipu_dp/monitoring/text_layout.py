@@ -1,6 +1,6 @@
-"""Text for terminals and pipes: styled lines, columns that fit a width, sparklines. Pure: values in, text out.
+"""Text for terminals and pipes: styled lines, columns that fit a width, sparklines. Pure: takes values, returns text.
 
-Text from outside goes through `printable`, which escapes control characters.
+Untrusted text must go through `printable`, which escapes control characters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DisplayOptions:
 
 @dataclasses.dataclass
 class Column:
-    """One column of a table. Where space is short, columns without any value are dropped first, then by rank."""
+    """One column of a table. If space is short, columns without values are dropped first, then by highest rank."""
 
     title: str
     cells: List[Line]
@@ -49,7 +49,7 @@ class Column:
 
 
 def make_table(columns: Sequence[Column], options: DisplayOptions) -> List[Line]:
-    """Returns the header and the rows. A table that is too wide loses columns, then the end of the last one."""
+    """Returns the header and the rows. If too wide, columns are dropped, then the last one is truncated."""
     shown = list(columns)
     if options.width is not None:
         while len(shown) > 1 and _min_width(shown) > options.width:
@@ -97,7 +97,7 @@ def wrap(line: Line, width: Optional[int]) -> List[Line]:
 
 
 def printable(text: str) -> str:
-    """Returns a text in which nothing moves the cursor, changes colours or hides."""
+    """Returns a text without characters that move the cursor, change colours or are invisible."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,4 +1,4 @@
-"""What each process of a recording did, and when: phases, checkpoints and a summary. Pure: records in and out."""
+"""What each process of a recording did, and when: phases, checkpoints and a summary. Pure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def make_bands(recording: Recording) -> Dict[str, List[PhaseInterval]]:
 def find_phase_changes(bands: Bands) -> List[Tuple[float, str]]:
     """Returns when the first instance of each run changed its phase, and to which.
 
-    Where there are too many changes to draw, saving and then evaluating are left out.
+    Where there are too many changes to draw, saving and then evaluating are omitted.
     """
     first = {name.rpartition(" ")[0]: intervals for name, intervals in reversed(list(bands.items()))}
     for unmarked in ((), ("saving",), ("saving", "evaluating")):
@@ -110,7 +110,7 @@ def find_saves(recording: Recording, bands: Bands) -> List[Tuple[int, float]]:
 
 
 def _intervals_by_pid(recording: Recording) -> Dict[int, List[PhaseInterval]]:
-    """Returns the phases of each process: from its own phase changes or, where there are none, from the samples."""
+    """Returns the phases of each process: from its phase changes or, without any, from the samples."""
     changes: Dict[int, List[PhaseChange]] = {}
     for sample in recording.samples:
         for change in sample.changes:
@@ -146,7 +146,7 @@ def _append_interval(intervals: List[PhaseInterval], new: PhaseInterval) -> None
 
 
 def _process_names(recording: Recording) -> Dict[int, str]:
-    """Returns the name of each process: its run and instance, if it has ever reported them."""
+    """Returns the name of each process: its run and instance, if it reported them."""
     names: Dict[int, str] = {}
     runs = _run_names(recording)
     for process in _processes(recording):
@@ -159,7 +159,7 @@ def _process_names(recording: Recording) -> Dict[int, str]:
 
 
 def _run_names(recording: Recording) -> Dict[Tuple[str, str], str]:
-    """Returns the name of each run; runs of the same name get as much of their folders as tells them apart."""
+    """Returns the name of each run; runs of the same name are shown with enough of their folders to be distinct."""
     runs = {(each.run, each.run_dir): None for each in _processes(recording) if each.run is not None}
     names = {}
     for name, folder in runs:

@@ -1,5 +1,5 @@
-"""What a job is before it runs: its topology, its steps, its recipe and its model, and the plan as text.
+"""Planning a job before it runs: its topology, steps, recipe and model, and the plan as text.
 
-`plan.plan_run` makes a plan or refuses with fixes that were tried; `relayout` finds other layouts of the same batch.
+`plan.plan_run` makes a plan, or raises PlanError with tested fixes; `relayout` finds other layouts of the same batch.
 Pure: no TensorFlow, environment, clock or printing.
 """

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple
 from tf_ipu_dp.planning.layers import Layer, LayerBuilder
 
 NORMS = ("batch", "group")
-LEAST_SIZE = 28
+MIN_SIZE = 28
 HEAD = "predictions"
 
 _MLP_UNITS = (256, 256, 256)
@@ -27,10 +27,10 @@ _IMAGENET_FILTERS = (64, 128, 256, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A part of a model that takes one tensor and gives one: the unit that pipeline stages are made of.
+    """A part of a model with one input and one output tensor: the unit that pipeline stages are made of.
 
     `macs` are the multiply-adds of one sample's forward pass in convolutions and dense layers. `parameters` are all
-    weights, the moving statistics of batch norm too.
+    weights, including the moving statistics of batch norm.
     """
 
     name: str
@@ -144,7 +144,7 @@ def _build_bottleneck_resnet(model: LayerBuilder, blocks: Sequence[int]) -> None
 
 
 def _add_stacks(model: LayerBuilder, filters: Sequence[int], blocks: Sequence[int]) -> None:
-    """Adds stacks of basic blocks, each but the first at half the image size of the one before, and the head."""
+    """Adds stacks of basic blocks, each at half the image size of the previous one, and the head."""
     for stack, (width, count) in enumerate(zip(filters, blocks), 2):
         for number in range(1, count + 1):
             name = f"conv{stack}_block{number}"
@@ -173,8 +173,8 @@ def _add_conv(
 class _Model:
     """One row of the table of models."""
 
-    build: Callable[[LayerBuilder], None]  # adds all layers but the last, which is the same for all
-    keras_application: Optional[str] = None  # the function of keras.applications that makes it; else our own layers do
+    build: Callable[[LayerBuilder], None]  # adds all layers except the last, which all models share
+    keras_application: Optional[str] = None  # function of keras.applications; None: `training.models` makes it
 
 
 _MODELS: Dict[str, _Model] = {
@@ -192,13 +192,13 @@ KERAS_APPLICATIONS = {name: model.keras_application for name, model in _MODELS.i
 
 
 def describe(name: str, *, height: int, width: int, channels: int, classes: int, norm: str) -> Architecture:
-    """Returns a model as it will be built; ValueError with one sentence if there is no such model."""
+    """Returns a model's blocks for some images; ValueError with one sentence if the arguments are impossible."""
     if name not in MODELS:
-        raise ValueError(f"There is no model {name!r}; there are {', '.join(MODELS)}.")
+        raise ValueError(f"{name!r} is not a model; use one of {', '.join(MODELS)}.")
     if norm not in NORMS:
-        raise ValueError(f"There is no norm {norm!r}; there are {', '.join(NORMS)}.")
-    if min(height, width) < LEAST_SIZE:
-        raise ValueError(f"{name} takes images from {LEAST_SIZE}x{LEAST_SIZE} up, not {height}x{width}.")
+        raise ValueError(f"{norm!r} is not a norm; use one of {', '.join(NORMS)}.")
+    if min(height, width) < MIN_SIZE:
+        raise ValueError(f"{name} takes images from {MIN_SIZE}x{MIN_SIZE} up, not {height}x{width}.")
     if channels < 1 or classes < 1:
         raise ValueError(f"{name} cannot have {channels} channels and {classes} classes: both are at least 1.")
     built = _build(name, (height, width, channels), classes, norm)
@@ -215,7 +215,7 @@ def describe(name: str, *, height: int, width: int, channels: int, classes: int,
 
 
 def layers(architecture: Architecture) -> Tuple[Layer, ...]:
-    """Returns all layers of a model, each after those whose output it takes."""
+    """Returns all layers of a model; inputs of a layer come before it."""
     shape = (architecture.height, architecture.width, architecture.channels)
     built = _build(architecture.name, shape, architecture.classes, architecture.norm)
     return tuple(itertools.chain.from_iterable(built.blocks.values()))
@@ -229,7 +229,7 @@ def has_norm(architecture: Architecture) -> bool:
 def balance(architecture: Architecture, stages: int) -> Tuple[str, ...]:
     """Returns the blocks that stages 1, 2, ... begin with, so that the largest stage has as little work as possible.
 
-    Of several such ways it is the one with the most even stages; ValueError if there are more stages than blocks.
+    Among equally good splits it chooses the most even one; ValueError if there are more stages than blocks.
     """
     blocks = architecture.blocks
     if not 1 <= stages <= len(blocks):
@@ -256,13 +256,13 @@ def cut(architecture: Architecture, splits: Sequence[str]) -> Tuple[Tuple[Block,
     for split in splits:
         if split not in places:
             near = difflib.get_close_matches(split, places, n=3, cutoff=0.5)
-            known = f"the nearest are {', '.join(near)}" if near else f"there are {_names(blocks[1:])}"
+            known = f"the nearest are {', '.join(near)}" if near else f"there are {_join_names(blocks[1:])}"
             raise ValueError(f"{architecture.name} has no block {split!r}: {known}.")
         place = places[split]
         if place == 0:
             raise ValueError(
                 f"{split} is the first block of {architecture.name}, with which stage 0 begins: "
-                f"a further stage begins with one of {_names(blocks[1:])}."
+                f"a further stage begins with one of {_join_names(blocks[1:])}."
             )
         if place in starts:
             raise ValueError(f"Two stages of {architecture.name} cannot both begin with {split}.")
@@ -284,9 +284,9 @@ def _build(name: str, shape: Tuple[int, int, int], classes: int, norm: str) -> L
 def _partition(
     work: Sequence[int], stages: int, cost: Callable[[int], float], join: Callable[[float, float], float]
 ) -> Tuple[float, Tuple[int, ...]]:
-    """Returns the least combined cost of so many consecutive stages, and the block that each of them starts with."""
+    """Returns the lowest combined cost of `stages` consecutive stages, and the first block of each."""
     sums = [0, *itertools.accumulate(work)]
-    best: Dict[int, Tuple[float, Tuple[int, ...]]] = {0: (0, ())}  # by the number of blocks that the stages so far have
+    best: Dict[int, Tuple[float, Tuple[int, ...]]] = {0: (0, ())}  # by the number of blocks in the stages so far
     for stage in range(stages):
         best = {
             end: min(
@@ -299,5 +299,5 @@ def _partition(
     return best[len(work)]
 
 
-def _names(blocks: Sequence[Block]) -> str:
+def _join_names(blocks: Sequence[Block]) -> str:
     return ", ".join(block.name for block in blocks)

@@ -1,6 +1,6 @@
-"""Refusals of a plan: what is wrong with the flags, and the nearest values that work. Pure.
+"""Errors of a plan: what is wrong with the flags, and the nearest values that work. Pure.
 
-`rules` finds what is broken and suggests fixes, `plan` tries them; here they are rendered, and nearby numbers found.
+`rules` finds broken rules and suggests fixes, and `plan` tries them; this module renders them and finds nearby numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.schema import TrainConfig
 
-_MOST_VALUES = 12
+_MAX_VALUES = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """One way to solve a problem: values for flags, where None leaves the flag out."""
+    """One way to solve a problem: values for flags; None removes the flag."""
 
     changes: Tuple[Tuple[str, Any], ...]
 
@@ -47,7 +47,7 @@ class PlanError(cli.UsageError):
 
 
 def distinct_fixes(fixes: Iterable[Fix], config: TrainConfig) -> List[Fix]:
-    """Returns the fixes that change the config, each once and without values that the config has already."""
+    """Returns the fixes that change the config, each once, without values that the config already has."""
     effective = (
         Fix(tuple(change for change in fix.changes if getattr(config, change[0]) != change[1])) for fix in fixes
     )
@@ -86,7 +86,7 @@ def multiples_around(number: int, unit: int) -> List[int]:
     return [n for n in (below, below + unit) if n > 0 and n != number]
 
 
-def divisors_around(number: int, near: int, most: int = _MOST_VALUES) -> List[int]:
+def divisors_around(number: int, near: int, most: int = _MAX_VALUES) -> List[int]:
     """Returns the divisors of a number that are nearest to a given one, in ascending order."""
     # Trial division stops at a bound: beyond it only small divisors and their cofactors are found, which is enough.
     small = [n for n in range(1, min(math.isqrt(number), 100_000) + 1) if number % n == 0]
@@ -120,5 +120,5 @@ def _render_fixes(fixes: Sequence[Fix]) -> str:
 
 def _render_changes(changes: Sequence[Tuple[str, Any]]) -> str:
     to_set = " ".join(cli.flag_text(name, value) for name, value in changes if value is not None)
-    left_out = [f"--{name}" for name, value in changes if value is None]
-    return f"{to_set} without {cli.alternatives(left_out)}" if left_out else to_set
+    removed = [f"--{name}" for name, value in changes if value is None]
+    return f"{to_set} without {cli.alternatives(removed)}" if removed else to_set

@@ -1,4 +1,4 @@
-"""The layers of a model, with their shapes, parameters and work, added one after the other. Pure."""
+"""The layers of a model, with their shapes, parameters and work, added in order. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan of a run: topology, batch and step arithmetic.
 
-Pure: a config, facts about the data and what a launcher started in; a RunPlan or a refusal out. Nobody else calculates
-any of this. A refusal lists all problems at once, and every value that it suggests has been tried before.
+Pure: takes a config, facts about the data and what a launcher started; returns a RunPlan or raises PlanError. No other
+module calculates any of this. The error lists all problems at once, and every value that it suggests has been tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_ipu_dp.planning.recipe import Recipe, plan_recipe
 from tf_ipu_dp.planning.steps import Batch, Epochs, KerasSteps, Validation, plan_keras_steps, plan_validation
 from tf_ipu_dp.planning.topology import LaunchedTopology, Replica, Topology, accumulation_unit, ipus_per_replica
 
-# The parts of a plan are offered here too: whoever reads a plan needs one import.
+# The parts of a plan are exported here too, so that its readers need one import.
 __all__ = [
     "Batch",
     "Epochs",
@@ -60,7 +60,7 @@ def plan_run(config: TrainConfig, dataset: DatasetInfo, launched: Optional[Launc
     topology, model, batch, epochs = examined.topology, examined.model, examined.batch, examined.epochs
     if examined.broken:
         raise PlanError([_try_fixes(broken, examined, config, dataset, launched) for broken in examined.broken])
-    assert topology and model and batch and epochs  # without one of them a rule would be broken
+    assert topology and model and batch and epochs  # each is None only if a rule is broken
     keras = plan_keras_steps(dataset, topology, batch, epochs)
     return RunPlan(
         dataset=dataset,
@@ -74,7 +74,7 @@ def plan_run(config: TrainConfig, dataset: DatasetInfo, launched: Optional[Launc
         checkpoint_every=config.checkpoint_every or epochs.updates_per_epoch,
         log_every=config.log_every or max(epochs.updates_per_epoch // 10, 1),
         augment=dataset.augment if config.augment == "auto" else config.augment,
-        notes=_find_surprises(config, model, epochs),
+        notes=_make_notes(config, model, epochs),
     )
 
 
@@ -85,7 +85,7 @@ def _try_fixes(
     dataset: DatasetInfo,
     launched: Optional[LaunchedTopology],
 ) -> Problem:
-    """Returns a problem with the fixes that solve it, and only those that cause no other where there are any."""
+    """Returns a problem with the fixes that solve it; those that cause no other problem are preferred."""
     before = examined.broken_names()
     solving, clean = [], []
     for fix in errors.distinct_fixes(broken.suggest(), config):
@@ -97,7 +97,7 @@ def _try_fixes(
     return Problem(broken.name, broken.sentence, tuple(clean or solving))
 
 
-def _find_surprises(config: TrainConfig, model: ModelPlan, epochs: Epochs) -> Tuple[str, ...]:
+def _make_notes(config: TrainConfig, model: ModelPlan, epochs: Epochs) -> Tuple[str, ...]:
     """Returns a sentence for each combination of flags that works but not as one would expect."""
     notes = []
     if len(model.stages) > 1 and config.norm == "batch":

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Optional, Tuple
 
-from tf_ipu_dp.config.recipe import LR_DROP_SHARES, MOST_WARMUP_SHARE, OPTIMIZERS, STATIC_LOSS_SCALE, WARMUP_EPOCHS
+from tf_ipu_dp.config.recipe import LR_DROP_SHARES, MAX_WARMUP_SHARE, OPTIMIZERS, STATIC_LOSS_SCALE, WARMUP_EPOCHS
 from tf_ipu_dp.config.schema import LossScaling, TrainConfig
 from tf_ipu_dp.planning.steps import Batch, Epochs
 
@@ -37,7 +37,7 @@ def plan_recipe(config: TrainConfig, batch: Batch, epochs: Epochs) -> Recipe:
     rate = OPTIMIZERS[config.optimizer].learning_rate if config.learning_rate is None else config.learning_rate
     per_epoch, updates = epochs.updates_per_epoch, epochs.updates
     if config.warmup_epochs is None:
-        warmup = min(round(WARMUP_EPOCHS * per_epoch), int(MOST_WARMUP_SHARE * updates))
+        warmup = min(round(WARMUP_EPOCHS * per_epoch), int(MAX_WARMUP_SHARE * updates))
     else:
         warmup = min(round(config.warmup_epochs * per_epoch), updates)
     if config.lr_drop_epochs is None:

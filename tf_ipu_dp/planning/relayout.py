@@ -1,4 +1,4 @@
-"""Other ways to lay out a job with the same global batch: to resume a run on other IPUs, or after a host was lost.
+"""Other ways to lay out a job with the same global batch: to resume a run on other IPUs, or after the loss of a host.
 
 Pure. Every layout that is returned or suggested has been examined by the planner's rules.
 """
@@ -27,7 +27,7 @@ class Layout:
     accumulation: int
 
     def apply(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with this layout in place of its own."""
+        """Returns the config with this layout."""
         return dataclasses.replace(
             config,
             ipus=self.ipus,
@@ -43,7 +43,7 @@ def layouts(
 ) -> Tuple[Layout, ...]:
     """Returns the layouts that keep a global batch on the config's IPUs, the nearest to the config first.
 
-    Of many micro batch sizes those nearest to the config's are tried. What a launcher has started is not changed.
+    Only the micro batch sizes nearest to the config's are tried. What a launcher has started is not changed.
     """
     stages = config.requested_stages or (launched.ipus_per_replica if launched else 1)
     ipus = launched.replicas * launched.ipus_per_replica if launched else config.ipus or 1
@@ -52,12 +52,12 @@ def layouts(
     if not replicas or global_batch % (replicas * unit):
         return ()
     near = config.micro_batch_size
-    asked = launched.instances if launched else config.instances or 1
+    requested = launched.instances if launched else config.instances or 1
     sizes = [
         near,
         *sorted(errors.divisors_around(global_batch // (replicas * unit), near), key=lambda n: abs(n - near)),
     ]
-    counts = [asked] if launched else sorted(errors.powers_of_two(1, replicas), key=lambda n: abs(n - asked))
+    counts = [requested] if launched else sorted(errors.powers_of_two(1, replicas), key=lambda n: abs(n - requested))
     possible = (
         Layout(ipus, instances, size, global_batch // (replicas * size))
         for size in sizes
@@ -70,10 +70,10 @@ def layouts(
 def keep_global_batch(
     config: TrainConfig, dataset: DatasetInfo, saved: Batch, launched: Optional[LaunchedTopology] = None
 ) -> TrainConfig:
-    """Returns the config with which a run resumes with its saved global batch: as it is, or with another accumulation.
+    """Returns the config with which a run resumes with its saved global batch: unchanged, or with other accumulation.
 
-    An accumulation equal to the saved one does not ask for another global batch: it came with the run's own flags.
-    What cannot keep the global batch is refused with what can.
+    An accumulation equal to the saved one does not request another global batch: it comes from the run's saved flags.
+    Raises PlanError, with layouts that work, if the global batch cannot be kept.
     """
     total = saved.global_batch_size
     solved = _solve_accumulation(config, saved)
@@ -93,15 +93,15 @@ def keep_global_batch(
             sentence = _explain_lost_batch(config, dataset, total, launched)
             problems.append(Problem(broken.name, sentence, layouts_that_keep_it))
         else:
-            own = tuple(filter(works, errors.distinct_fixes(broken.suggest(), config)))
+            suggested = tuple(filter(works, errors.distinct_fixes(broken.suggest(), config)))
             sentence = f"{broken.sentence.rstrip('.')}; {trained}."
-            problems.append(Problem(broken.name, sentence, own or layouts_that_keep_it))
+            problems.append(Problem(broken.name, sentence, suggested or layouts_that_keep_it))
     if not problems and examined.batch:
         names = ("global_batch_size", "gradient_accumulation")
-        made = examined.batch.global_batch_size
-        sentence = f"{_flags_text(config, *names)} makes a global batch of {made}, but {trained}."
-        left_out = errors.distinct_fixes([Fix(tuple((name, None) for name in names))], config)
-        problems.append(Problem("kept_batch", sentence, tuple(filter(works, left_out))))
+        global_batch = examined.batch.global_batch_size
+        sentence = f"{_flags_text(config, *names)} makes a global batch of {global_batch}, but {trained}."
+        removals = errors.distinct_fixes([Fix(tuple((name, None) for name in names))], config)
+        problems.append(Problem("kept_batch", sentence, tuple(filter(works, removals))))
     raise PlanError(problems)
 
 
@@ -113,7 +113,7 @@ def _has_global_batch(
 
 
 def _solve_accumulation(config: TrainConfig, saved: Batch) -> TrainConfig:
-    """Returns the config with the saved global batch and an open accumulation, unless it asks for another batch."""
+    """Returns the config with the saved global batch and no accumulation, unless it requests another batch."""
     total = saved.global_batch_size
     if config.global_batch_size not in (None, total) or config.gradient_accumulation not in (None, saved.accumulation):
         return config
@@ -155,12 +155,13 @@ def _suggest_layouts(
 
 def _layouts_on_other_ipus(config: TrainConfig, dataset: DatasetInfo, global_batch: int) -> List[Layout]:
     """Returns the few layouts with the same micro batch on the nearest numbers of IPUs."""
-    asked = config.ipus or 1
+    requested = config.ipus or 1
     found = []
-    for ipus in errors.powers_of_two(1, 4 * asked):
+    for ipus in errors.powers_of_two(1, 4 * requested):
         possible = layouts(dataclasses.replace(config, ipus=ipus), dataset, global_batch)
-        found += [each for each in possible[:1] if each.micro_batch_size == config.micro_batch_size and ipus != asked]
-    return sorted(sorted(found, key=lambda each: abs(each.ipus - asked))[:3], key=lambda each: each.ipus)
+        same_size = [each for each in possible[:1] if each.micro_batch_size == config.micro_batch_size]
+        found += same_size if ipus != requested else []
+    return sorted(sorted(found, key=lambda each: abs(each.ipus - requested))[:3], key=lambda each: each.ipus)
 
 
 def _as_fix(layout: Layout, config: TrainConfig) -> Fix:

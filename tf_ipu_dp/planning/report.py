@@ -8,12 +8,12 @@ from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.plan import ModelPlan, Recipe, Replica, RunPlan, Topology
 
-_MOST_REPLICAS_SHOWN = 32
-_MOST_STAGES_IN_A_LINE = 8
+_MAX_REPLICAS_SHOWN = 32
+_MAX_STAGES_IN_A_LINE = 8
 
 
 def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bool = True) -> str:
-    """Returns the plan for a person: its numbers, each with its origin, and a drawing of what is where."""
+    """Returns the plan for a person: its numbers, each with its origin, and a drawing of hosts, instances and IPUs."""
     text = f"tf_ipu_dp {__version__}: plan for {_describe_topology(plan.topology)}\n\n"
     text += cli.render_table(("", "", ""), _make_rows(plan), width, right=(1,))
     if plan.topology.pipeline_stages > 1:
@@ -136,8 +136,8 @@ def _describe_recipe(recipe: Recipe) -> str:
 
 
 def _indices_to_show(count: int, topology: Topology, first: int = 0) -> List[Any]:
-    """Returns all indices from `first` on, or the first two, the range of those left out, and the last."""
-    if topology.replicas <= _MOST_REPLICAS_SHOWN or count <= 4:
+    """Returns all indices from `first` on, or the first two, the range of the omitted ones, and the last."""
+    if topology.replicas <= _MAX_REPLICAS_SHOWN or count <= 4:
         return list(range(first, first + count))
     return [first, first + 1, range(first + 2, first + count - 1), first + count - 1]
 
@@ -158,7 +158,7 @@ def _replica_lines(topology: Topology, instance: int) -> List[str]:
 
 def _describe_ipus(replica: Replica, stages: int) -> str:
     used, idle = [str(ipu) for ipu in replica.ipu_ids[:stages]], replica.ipu_ids[stages:]
-    if len(used) > _MOST_STAGES_IN_A_LINE:
+    if len(used) > _MAX_STAGES_IN_A_LINE:
         used = [*used[:2], "…", used[-1]]
     text = " → ".join(used)
     if idle:
@@ -189,7 +189,7 @@ def _box(title: str, lines: Sequence[str]) -> List[str]:
 
 
 def _side_by_side(blocks: Sequence[Sequence[str]], width: int) -> List[str]:
-    """Puts blocks of lines beside each other, as many as the width takes, and the others below."""
+    """Puts blocks of lines beside each other, as many as fit the width, and the others below."""
     rows: List[List[Sequence[str]]] = [[]]
     used = 0
     for block in blocks:

@@ -1,7 +1,7 @@
-"""The rules that a job must obey, and what is suggested where one is broken. Pure.
+"""The rules that a job must obey, and fixes for those that it breaks. Pure.
 
-The rules are those of the hardware, of poprun, of the pipeline's compiler and of Keras on IPUs. `examine` goes through
-all of them; `plan.plan_run` makes a plan of what they let pass, or tries the suggestions and refuses.
+The rules are those of the hardware, of poprun, of the pipeline's compiler and of Keras on IPUs. `examine` checks
+all of them; `plan.plan_run` makes a plan if none is broken, or tries the suggested fixes and raises PlanError.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tf_ipu_dp.planning.errors import Fix
 from tf_ipu_dp.planning.steps import Batch, Epochs
 from tf_ipu_dp.planning.topology import LaunchedTopology, Topology, accumulation_unit, ipus_per_replica
 
-# Every suggestion is examined, so one model is described many times.
+# Cached: every suggested fix is examined, so one model is described many times.
 _describe = functools.lru_cache(maxsize=64)(architectures.describe)
 
-_Candidates = Callable[[], Iterable[Fix]]
+_SuggestFixes = Callable[[], Iterable[Fix]]
 
 
 @dataclasses.dataclass(frozen=True)
 class BrokenRule:
-    """A rule that the flags break. The fixes that it suggests may turn out not to help, and are to be tried."""
+    """A rule that the flags break. Its suggested fixes may not help and must be tried."""
 
     name: str
     sentence: str
-    suggest: _Candidates
+    suggest: _SuggestFixes
 
 
 class Examination:
-    """What the rules found: those that are broken, and the parts of a plan that could be made."""
+    """The broken rules, and the parts of a plan that could be made."""
 
     def __init__(self) -> None:
         self.broken: List[BrokenRule] = []
@@ -45,7 +45,7 @@ class Examination:
         self.batch: Optional[Batch] = None
         self.epochs: Optional[Epochs] = None
 
-    def refuse(self, name: str, sentence: str, suggest: _Candidates) -> None:
+    def refuse(self, name: str, sentence: str, suggest: _SuggestFixes) -> None:
         """Adds a broken rule."""
         self.broken.append(BrokenRule(name, sentence, suggest))
 
@@ -55,7 +55,7 @@ class Examination:
 
 
 def examine(config: TrainConfig, dataset: DatasetInfo, launched: Optional[LaunchedTopology]) -> Examination:
-    """Goes through the rules in the order of a reader; those that depend on a broken one are left out."""
+    """Checks the rules from topology to checkpoints; rules that depend on a broken one are skipped."""
     found = Examination()
     found.topology = _examine_launched(found, config, launched) if launched else _examine_requested(found, config)
     stages = config.requested_stages or (launched.ipus_per_replica if launched else 1)
@@ -104,7 +104,7 @@ def _examine_launched(found: Examination, config: TrainConfig, launched: Launche
 
 
 def _examine_conflicts_with_launcher(found: Examination, config: TrainConfig, launched: LaunchedTopology) -> None:
-    """Refuses flags that contradict the launcher, which has already started the job, rather than overriding them."""
+    """Refuses flags that contradict the launcher, which has already started the job, instead of overriding them."""
     launcher = launched.launcher
     compared: Dict[str, Tuple[Optional[object], object, str]] = {
         "ipus": (
@@ -115,17 +115,17 @@ def _examine_conflicts_with_launcher(found: Examination, config: TrainConfig, la
         "instances": (config.instances, launched.instances, "instances"),
         "hosts": (config.hosts and config.hosts.count, launched.hosts, "hosts"),
     }
-    for name, (asked, started, what) in compared.items():
-        if asked is not None and started is not None and asked != started:
+    for name, (requested, started, what) in compared.items():
+        if requested is not None and started is not None and requested != started:
             found.refuse(
                 f"launched_{name}",
                 f"--{name}={getattr(config, name)} disagrees with {launcher}, which started {started} ({what}).",
-                _set_or_leave_out(name, Hosts(launched.hosts or 1) if name == "hosts" else started),
+                _set_or_remove(name, Hosts(launched.hosts or 1) if name == "hosts" else started),
             )
     stages = config.requested_stages
     if stages is not None and ipus_per_replica(stages) != launched.ipus_per_replica:
         least, most = launched.ipus_per_replica // 2 + 1, launched.ipus_per_replica
-        # No number of stages takes a number of IPUs that is not a power of two.
+        # Stages always take a power of two of IPUs: for any other number none fits.
         fitting = sorted({least, most, min(max(stages, least), most)}) if errors.is_power_of_two(most) else []
         found.refuse(
             "launched_stages",
@@ -198,13 +198,13 @@ def _examine_requested(found: Examination, config: TrainConfig) -> Optional[Topo
 def _examine_model(
     found: Examination, config: TrainConfig, dataset: DatasetInfo, stages: int, launched: Optional[LaunchedTopology]
 ) -> Optional[ModelPlan]:
-    least = architectures.LEAST_SIZE
+    least = architectures.MIN_SIZE
     if min(dataset.height, dataset.width) < least:
         found.refuse(
             "image_size",
             f"{dataset.name} has images of {dataset.height} x {dataset.width}; models take {least} x {least} "
             f"or more. Add --image_size={least}.",
-            list,  # the size of the images is given, so no other value of a flag can be tried here
+            list,  # the data set is already described, so another --image_size cannot be tried here
         )
         return None
     architecture = _describe(
@@ -254,7 +254,7 @@ def _examine_model(
 
 
 def _smallest_model_with(stages: int, like: Architecture) -> List[str]:
-    """Returns the smallest model that can be cut into so many stages for the same images, if there is one."""
+    """Returns the smallest model that can be cut into this many stages for the same images, if there is one."""
     size = {"height": like.height, "width": like.width, "channels": like.channels, "classes": like.classes}
     blocks = ((name, len(_describe(name, norm=like.norm, **size).blocks)) for name in architectures.MODELS)
     return [name for name, count in blocks if count >= stages][:1]
@@ -262,17 +262,17 @@ def _smallest_model_with(stages: int, like: Architecture) -> List[str]:
 
 def _examine_batch(found: Examination, config: TrainConfig, stages: int, replicas: Optional[int]) -> Optional[Batch]:
     micro = config.micro_batch_size
-    asked = config.gradient_accumulation
+    requested = config.gradient_accumulation
     total = config.global_batch_size
     schedule = config.pipeline_schedule
     unit = accumulation_unit(stages, schedule)
     article = "an" if schedule[0] in "aeiou" else "a"
     rule = f"{article} {schedule} pipeline of {stages} stages takes multiples of {unit}"
 
-    if total is not None and asked is not None:
+    if total is not None and requested is not None:
         found.refuse(
             "batch_twice",
-            f"--global_batch_size={total} and --gradient_accumulation={asked} both set the global batch.",
+            f"--global_batch_size={total} and --gradient_accumulation={requested} both set the global batch.",
             lambda: [
                 *errors.fixes_for("global_batch_size", [None]),
                 *errors.fixes_for("gradient_accumulation", [None]),
@@ -280,7 +280,7 @@ def _examine_batch(found: Examination, config: TrainConfig, stages: int, replica
         )
         return None
     if total is None:
-        accumulation = asked or unit
+        accumulation = requested or unit
         if accumulation % unit:
             found.refuse(
                 "accumulation",
@@ -424,7 +424,7 @@ def _examine_checkpoints(found: Examination, config: TrainConfig) -> None:
         )
 
 
-def _set_or_leave_out(name: str, value: object) -> _Candidates:
+def _set_or_remove(name: str, value: object) -> _SuggestFixes:
     return lambda: errors.fixes_for(name, [value, None])
 
 

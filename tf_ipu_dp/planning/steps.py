@@ -7,8 +7,8 @@ import dataclasses
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning.topology import Topology
 
-# Micro batches of a replica in one execution of the validation: their outputs are kept until its end.
-_MOST_VALIDATION_STEPS = 64
+# Micro batches of a replica in one validation execution, whose outputs are kept until its end.
+_MAX_VALIDATION_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +89,14 @@ def plan_validation(dataset: DatasetInfo, topology: Topology, batch: Batch, kera
 def plan_keras_steps(dataset: DatasetInfo, topology: Topology, batch: Batch, epochs: Epochs) -> KerasSteps:
     """Returns the steps of training, and those of a validation that is padded as little as the rules allow.
 
-    Validation has executions of its own length: those of training can be longer than the whole validation.
+    Validation executions have another length: those of training can be longer than the whole validation.
     """
     steps_per_update = batch.accumulation * topology.local_replicas
     pipelined = topology.pipeline_stages > 1 and topology.pipeline_schedule != "sequential"
     unit = topology.pipeline_stages if pipelined else 1
     largest_shard = _ceil_divide(dataset.validation_samples, topology.instances)
     steps_per_replica = max(_ceil_divide(largest_shard, topology.local_replicas * batch.micro_batch_size), 1)
-    executions = _ceil_divide(steps_per_replica, _MOST_VALIDATION_STEPS)
+    executions = _ceil_divide(steps_per_replica, _MAX_VALIDATION_STEPS)
     per_execution = _ceil_divide(steps_per_replica, executions * unit) * unit
     return KerasSteps(
         steps_per_execution=batch.accumulation * epochs.device_iterations,

@@ -10,7 +10,7 @@ from tf_ipu_dp.config.schema import Hosts
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedTopology:
-    """What a launcher has already decided: the job that this process is one instance of."""
+    """What a launcher has already started: the job that this process is an instance of."""
 
     launcher: str
     replicas: int
@@ -84,12 +84,12 @@ class Topology:
 
 
 def ipus_per_replica(stages: int) -> int:
-    """Returns the IPUs that a model of so many pipeline stages takes: the next power of two."""
+    """Returns the IPUs that a replica with this many pipeline stages takes: the next power of two."""
     return 1 << (stages - 1).bit_length()
 
 
 def accumulation_unit(stages: int, schedule: str) -> int:
-    """Returns what the accumulation must be a multiple of for the pipeline's compiler to accept it."""
+    """Returns the number that the accumulation must be a multiple of: a rule of the pipeline's compiler."""
     if stages == 1:
         return 1
     return {"grouped": 2 * stages, "interleaved": stages, "sequential": 1}[schedule]

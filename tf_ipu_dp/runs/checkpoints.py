@@ -2,7 +2,7 @@
 
 No TensorFlow: the caller writes the state, this module makes it durable. A checkpoint is written into a temporary
 folder beside the others, hashed, synced to the disk and renamed, so that a kill or a power cut at any moment leaves the
-earlier ones intact. Processes that write into the same store wait for each other.
+earlier ones intact. Processes that write to the same store take turns by a lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _ASIDE = "set-aside-"
 _STEP = re.compile("step-[0-9]{8,}")
-_MOST_VARIABLES_NAMED = 3
+_MAX_VARIABLES_NAMED = 3
 
 
 class CheckpointError(Exception):
@@ -66,12 +66,12 @@ class Store:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._exclusive(wait=True):
-                saved = self._good(path) or self._write(path, manifest, write)
+                saved = self._open_if_good(path) or self._write(path, manifest, write)
                 older = [other for other in self._paths() if _step_of(other) < manifest.step]
                 self._remove(older[self._keep - 1 :])
                 return saved
         except Exception as error:
-            # TensorFlow has its own errors for a full disk and the like, all of which carry a code.
+            # TensorFlow raises its own errors for a full disk and the like; all of them have an error code.
             if not isinstance(error, OSError) and not hasattr(error, "error_code"):
                 raise
             raise CheckpointError(
@@ -80,15 +80,15 @@ class Store:
             ) from error
 
     def newest(self) -> Optional[Checkpoint]:
-        """Returns the newest good checkpoint; warns of damaged ones, and removes what dead writers left."""
-        with contextlib.suppress(OSError):  # held by a live writer, or a folder that we may only read
+        """Returns the newest good checkpoint; warns of damaged ones, and removes temporary folders of dead writers."""
+        with contextlib.suppress(OSError):  # locked by a live writer, or a folder without write access
             if self.folder.is_dir():
                 with self._exclusive(wait=False):
                     pass
         gone = False
         for path in self._paths():
             try:
-                return _open_own(path)
+                return _open_and_check_step(path)
             except _DamageError as damage:
                 gone = gone or not path.exists()
                 if path.exists():
@@ -100,7 +100,7 @@ class Store:
         return sorted(map(_step_of, self._paths()))
 
     def set_aside_after(self, step: int) -> None:
-        """Renames the checkpoints of later steps, which the run that resumes from this one will make again."""
+        """Renames the checkpoints of later steps, which a run that resumes from this step will save again."""
         if self._paths():
             with self._exclusive(wait=True):
                 for path in self._paths():
@@ -121,9 +121,9 @@ class Store:
             if lock:
                 lock.close()
 
-    def _good(self, path: Path) -> Optional[Checkpoint]:
+    def _open_if_good(self, path: Path) -> Optional[Checkpoint]:
         try:
-            return _open_own(path)
+            return _open_and_check_step(path)
         except _DamageError:
             return None
 
@@ -147,7 +147,7 @@ class Store:
         return Checkpoint(path, manifest)
 
     def _remove(self, paths: Iterable[Path]) -> None:
-        """Removes folders after a rename, so that none is ever there in part under its own name."""
+        """Removes folders after a rename, so that a partly removed one never looks like a checkpoint."""
         for path in paths:
             shutil.rmtree(path.rename(self._temporary(path.name)), ignore_errors=True)
 
@@ -165,7 +165,7 @@ class Store:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Returns the checkpoint in a folder, or refuses it with what is wrong."""
+    """Returns the checkpoint in a folder; CheckpointError names what is wrong with it."""
     try:
         return _open(path)
     except _DamageError as damage:
@@ -180,7 +180,7 @@ def differences(
 ) -> List[str]:
     """Returns why a checkpoint cannot be used, in parts of a sentence; nothing when it fits.
 
-    `must_match` names the flags that have to be as they were.
+    `must_match` names the flags that must be unchanged.
     """
     parts = []
     for name in must_match:
@@ -189,10 +189,9 @@ def differences(
             parts.append(f"--{name} was {was} and is {now}")
     before, after = _by_name(saved.variables), _by_name(variables)
     differing = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    named = differing[:_MOST_VARIABLES_NAMED]
+    named = differing[:_MAX_VARIABLES_NAMED]
     parts += [
-        f"the variable {name} was {before.get(name, 'not there')} and is {after.get(name, 'not there')}"
-        for name in named
+        f"the variable {name} was {before.get(name, 'missing')} and is {after.get(name, 'missing')}" for name in named
     ]
     if len(differing) > len(named):
         parts.append(f"{len(differing) - len(named)} more variables differ")
@@ -211,8 +210,8 @@ def _step_of(path: Path) -> int:
     return int(path.name[len("step-") :])
 
 
-def _open_own(path: Path) -> Checkpoint:
-    """Opens a checkpoint of a store, whose name has to say the step."""
+def _open_and_check_step(path: Path) -> Checkpoint:
+    """Opens a checkpoint of a store and checks that its name has its step."""
     found = _open(path)
     if found.manifest.step != _step_of(path):
         raise _DamageError(f"it holds step {found.manifest.step}")
@@ -236,7 +235,7 @@ def _open(path: Path) -> Checkpoint:
 def _check(path: Path, name: str, expected: StateFile) -> None:
     size = path.stat().st_size
     if size != expected.bytes:
-        raise _DamageError(f"{name} has {size:,} bytes in place of {expected.bytes:,}")
+        raise _DamageError(f"{name} has {size:,} bytes instead of {expected.bytes:,}")
     if _measure(path) != expected:
         raise _DamageError(f"{name} has other bytes than were written (its SHA-256 differs)")
 
@@ -264,7 +263,7 @@ def _parse(text: str) -> Manifest:
         raise _DamageError(f"{_MANIFEST} is not a manifest") from error
     if schema != SCHEMA:
         raise _DamageError(f"{_MANIFEST} is of schema {schema!r}, and this version reads {SCHEMA}")
-    # The text is made again rather than only hashed: a changed blank, too, is a sign of a failing disk.
+    # The text is rendered again and compared, not only hashed: even a changed blank is a sign of a failing disk.
     try:
         intact = _seal(content) == text
     except ValueError:
@@ -278,7 +277,7 @@ def _parse(text: str) -> Manifest:
 
 
 def _by_name(variables: Iterable[Variable]) -> Dict[str, str]:
-    """Maps names to shape and type as text; variables that share a name are told apart by their order."""
+    """Maps names to shape and type as text; variables that share a name are numbered."""
     seen: Counter[str] = Counter()
     described = {}
     for name, shape, dtype in variables:

@@ -1,7 +1,7 @@
-"""Heartbeats: where each instance of a run is, written to a small file once a second. Standard library only.
+"""Heartbeats: the status of each instance of a run, written to a small file once a second. Standard library only.
 
 The files are in the run's folder, which all hosts share; a pointer to each is in the user's runtime directory, so that
-a monitor finds the run of a process. Who watches them for stalls is in `stall_watch`.
+a monitor finds the run of a process. `stall_watch` watches them for stalls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PHASES = ("starting", "compiling", "training", "evaluating", "saving", "exportin
 INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
 _MAX_CHANGES = 16
-_MAX_SECONDS = 1e10  # some hundred years: no clock says more
+_MAX_SECONDS = 1e10  # about three hundred years: no clock shows more
 # No heartbeat is longer; a longer file is something else.
 _MAX_BYTES = 1 << 16
 
@@ -42,7 +42,7 @@ class Status(Record):
     phase: str = "starting"
     step: int = 0
     planned_steps: int = 0
-    samples_per_s: Optional[float] = None  # of the whole job, lately
+    samples_per_s: Optional[float] = None  # recent, of the whole job
     waits_for: Optional[str] = None  # input, other instances or nothing; None: not known
     still_s: float = 0.0  # since the phase or the step last changed
     time: float = 0.0  # when this was written, in seconds since the epoch
@@ -53,13 +53,13 @@ class Status(Record):
         return f"instance {self.instance} on {self.host} (pid {self.pid})"
 
     def place(self) -> str:
-        """Returns what it does, in words that follow its name."""
+        """Returns `training after step 40, waiting for input`."""
         waiting = f", waiting for {self.waits_for}" if self.waits_for not in (None, NOTHING) else ""
         return f"{self.phase} after step {self.step:,}{waiting}"
 
     @classmethod
     def _upgrade(cls, value: Dict[str, Any], schema: int) -> Dict[str, Any]:
-        """Drops phases without a plausible time: they are shown, and nothing depends on them."""
+        """Drops phases without a plausible time: they are only displayed."""
         changes = value.get("changes")
         pairs = [each for each in changes if isinstance(each, list)] if isinstance(changes, list) else []
         value["changes"] = [
@@ -90,7 +90,7 @@ class StatusReporter:
         self._guard = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="heartbeat", daemon=True)
-        self.watched = False  # whether the present phase has a known length, so that no progress means a stall
+        self.watched = False  # whether the current phase has a known length, so that no progress means a stall
 
     def start(self) -> None:
         """Writes the first heartbeat, and from then on one each second."""
@@ -101,7 +101,7 @@ class StatusReporter:
     def update(
         self, phase: str, step: Optional[int] = None, samples_per_s: Optional[float] = None, *, watched: bool = True
     ) -> None:
-        """Notes progress. Phases of unknown length, like compiling, are not watched."""
+        """Records progress. Phases of unknown length, like compiling, are not watched."""
         with self._guard:
             now = self._status
             changes = now.changes if phase == now.phase else (*now.changes, (phase, time.time()))
@@ -116,7 +116,7 @@ class StatusReporter:
             self.watched = watched
 
     def discount_pause(self, seconds: float) -> None:
-        """Takes some seconds out of the time without progress, in which this process was stopped."""
+        """Excludes seconds in which this process was stopped from the time without progress."""
         with self._guard:
             self._progress_at += seconds
 
@@ -132,14 +132,14 @@ class StatusReporter:
             self._path.parent.rmdir()
 
     def status(self) -> Status:
-        """Returns where this instance is now."""
+        """Returns the current status of this instance."""
         with self._guard:
             still_s = time.monotonic() - self._progress_at
             now = self._status
         return dataclasses.replace(now, waits_for=self._waits_for(), still_s=still_s, time=time.time())
 
     def write(self) -> None:
-        """Writes a heartbeat now. A run does not end because its heartbeat cannot be written."""
+        """Writes a heartbeat now. Errors are ignored: a run does not fail because of its heartbeat."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _replace(self._path, self.status().to_json())
@@ -156,7 +156,7 @@ class StatusReporter:
 
 
 def read(path: Path) -> Optional[Status]:
-    """Returns the heartbeat in a file; None where there is none that makes sense."""
+    """Returns the heartbeat in a file; None if it is missing or not valid."""
     try:
         status = Status.from_json(read_object(path, _MAX_BYTES))
     except RecordError:

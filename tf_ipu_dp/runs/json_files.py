@@ -1,4 +1,4 @@
-"""JSON as a run's files carry it: objects read without trust, numbers that are not finite written as null."""
+"""JSON in a run's files: reading never fails on bad content; numbers that are not finite are written as null."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 26
 
 
 def plain(value: Any) -> Any:
-    """Returns what JSON can carry: null for NaN and infinities, numbers for numpy scalars, text for the rest."""
+    """Returns a value that JSON supports: null for NaN and infinities, numbers for numpy scalars, else text."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -36,7 +36,7 @@ def parse_object(text: bytes) -> Optional[Dict[str, Any]]:
 
 
 def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> Optional[Dict[str, Any]]:
-    """Returns the JSON object in a file; None where there is none, or no such file."""
+    """Returns the JSON object in a file; None if the file is missing or has no object."""
     try:
         with open(path, "rb", opener=_open_regular_file) as file:
             return parse_object(file.read(max_bytes))
@@ -45,7 +45,7 @@ def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> Optional[Dict[str, A
 
 
 def _open_regular_file(path: str, flags: int) -> int:
-    """Opens a regular file and nothing else: opening a pipe that nobody writes to would block."""
+    """Opens a regular file only: opening a pipe without a writer would block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""manifest.json of a checkpoint: where the run stood, and all that is needed to resume from there."""
+"""manifest.json of a checkpoint: the state of the run, and all that is needed to resume from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Variable = Tuple[str, Tuple[int, ...], str]  # name, shape and type of a weight
 
 @dataclasses.dataclass(frozen=True)
 class StateFile(Record):
-    """Size and hash of a file, by which it is recognised as the one that was written."""
+    """Size and hash of a file, which show whether it is intact."""
 
     bytes: int
     sha256: str
@@ -26,7 +26,7 @@ class Manifest(Record):
     step: int
     epoch: int
     samples_into_epoch: int
-    flags: Dict[str, str]  # as typed after `=`, by the flags' names; a flag that was not given is left out
+    flags: Dict[str, str]  # as typed after `=`, by the flags' names; a flag that was not given is missing
     plan: PlanRecord
     variables: Tuple[Variable, ...]
     random_state: Dict[str, int]

@@ -1,4 +1,4 @@
-"""plan.json: a run's plan as a typed record, which checkpoints carry too. Units are in the keys."""
+"""plan.json: a run's plan as a typed record, also part of checkpoints. Units are in the keys."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ValidationPart(Record):
 
 @dataclasses.dataclass(frozen=True)
 class KerasPart(Record):
-    """What Keras is given: steps are micro batches here."""
+    """Arguments for Keras, in which steps are micro batches."""
 
     steps_per_execution: int
     steps_per_epoch: int
@@ -120,7 +120,7 @@ class ReplicaPart(Record):
 
 @dataclasses.dataclass(frozen=True)
 class PlanRecord(Record):
-    """A plan, resolved. `--dry_run --json` prints it, a run's folder and its checkpoints keep it."""
+    """A plan, resolved. `--dry_run --json` prints it, a run's folder and its checkpoints contain it."""
 
     SCHEMA: ClassVar[int] = 1
 

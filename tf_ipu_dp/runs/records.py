@@ -1,6 +1,6 @@
 """Typed records of what is written to and read from a run's folder. A dataclass is the schema of its file.
 
-`to_json` returns an object with a schema number; `from_json` reads it back, and the older schemas too. Unknown keys are
+`to_json` returns an object with a schema number; `from_json` reads it back, including older schemas. Unknown keys are
 ignored; anything else that does not fit is a RecordError. Numbers that are not finite are null in JSON and None here.
 """
 
@@ -18,7 +18,7 @@ _R = TypeVar("_R", bound="Record")
 
 
 class RecordError(ValueError):
-    """A JSON value is not the record that was expected. The text says where it differs."""
+    """A JSON value is not the record that was expected. The text names the field that differs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Record:
     JSON_KEYS: ClassVar[Mapping[str, str]] = {}
 
     def to_json(self) -> Dict[str, Any]:
-        """Returns the record as a JSON object with its schema number; nested records carry none of their own."""
+        """Returns the record as a JSON object with its schema number; nested records have none."""
         return {"schema": self.SCHEMA, **self._fields_to_json()}
 
     @classmethod
@@ -88,10 +88,10 @@ class TrainingRecord(Record):
     elapsed_s: float = 0.0
     ipu_utilisation_pct: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # by the IPU's id
     instances: Tuple[InstanceTimes, ...] = ()
-    executions: Optional[int] = None  # in these times; the one that compiled is not
+    executions: Optional[int] = None  # covered by these times; the one that compiled is not
 
     def to_json(self) -> Dict[str, Any]:
-        """Returns the line, with the kind that tells training and validation apart."""
+        """Returns the line, with the kind that distinguishes training from validation."""
         return {"kind": self.KIND, **super().to_json()}
 
 
@@ -110,7 +110,7 @@ class ValidationRecord(Record):
     samples: Optional[int] = None  # that were validated
 
     def to_json(self) -> Dict[str, Any]:
-        """Returns the line, with the kind that tells training and validation apart."""
+        """Returns the line, with the kind that distinguishes training from validation."""
         return {"kind": self.KIND, **super().to_json()}
 
 
@@ -123,7 +123,7 @@ def metrics_record(value: Mapping[str, Any]) -> MetricsRecord:
         return TrainingRecord.from_json(value)
     if value.get("kind") == ValidationRecord.KIND:
         return ValidationRecord.from_json(value)
-    raise RecordError(f"{value.get('kind')!r} is no kind of metrics record")
+    raise RecordError(f"{value.get('kind')!r} is not a kind of metrics record")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class RunTimes(Record):
 
     @property
     def overhead_s(self) -> float:
-        """Returns all that is neither compiling, executing nor evaluation: these four sum to the total."""
+        """Returns the time outside compiling, executing and evaluation: these four sum to the total."""
         return max(self.total_s - self.compile_s - self.executing_s - self.evaluation_s, 0.0)
 
     def _fields_to_json(self) -> Dict[str, Any]:
@@ -181,8 +181,8 @@ class Verdict(Record):
     kind: str
     sentence: str
     share_pct: Optional[float] = None  # of training; for compiling: of the run
-    instance: Optional[int] = None  # the one that it is about
-    last_pct: Optional[float] = None  # how often that one was last in a collective
+    instance: Optional[int] = None  # the instance that causes it
+    last_pct: Optional[float] = None  # share of collectives in which that instance was last
     flag: Optional[str] = None  # what to change, without its dashes
 
 
@@ -190,7 +190,7 @@ class Verdict(Record):
 class StopReason(Record):
     """Why a run ends before its last step; the same on all instances."""
 
-    # Kinds. The first two are what a user or a scheduler asks for, and leave a checkpoint to resume from.
+    # Kinds. The first two are requested by a user or a scheduler, and save a checkpoint to resume from.
     SIGNAL: ClassVar[str] = "signal"
     TIME_LIMIT: ClassVar[str] = "time limit"
     EARLY_STOPPING: ClassVar[str] = "early stopping"
@@ -199,7 +199,7 @@ class StopReason(Record):
     STALL: ClassVar[str] = "stall"
 
     kind: str
-    transient: bool  # the same run, started again, may well succeed
+    transient: bool  # a restart of the same run may succeed
     message: str
 
     @property
@@ -208,13 +208,13 @@ class StopReason(Record):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the run was interrupted, and goes on where it stopped when it is started again."""
+        """Whether the run was interrupted and resumes from its checkpoint when it is started again."""
         return self.kind in (self.SIGNAL, self.TIME_LIMIT)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunResult(Record):
-    """result.json: what came out of a run."""
+    """result.json: the result of a run."""
 
     SCHEMA: ClassVar[int] = 2
     JSON_KEYS: ClassVar[Mapping[str, str]] = {"times": "seconds", "scores": "validation"}
@@ -223,7 +223,7 @@ class RunResult(Record):
     model: str
     dataset: str
     replicas: int
-    updates: int  # in all, those before a resumption too
+    updates: int  # in total, including those before a resumption
     planned_updates: int
     times: RunTimes
     samples_per_s: Optional[float]

@@ -42,9 +42,9 @@ def render_result(result: RunResult, width: int) -> str:
     sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
     sentences += [result.verdict.sentence] if result.is_finished else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
-    # Paths are to be copied, so that words stay whole.
+    # Words are not broken, so that paths can be copied.
     fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    last = "".join(fill(sentence, max(width, cli.LEAST_WIDTH)) + "\n" for sentence in sentences)
+    last = "".join(fill(sentence, max(width, cli.MIN_WIDTH)) + "\n" for sentence in sentences)
     return f"\n{title}\n\n{table}\n{last}"
 
 
@@ -65,7 +65,7 @@ def _scores_line(loss: Optional[float], top1: Optional[float], top5: Optional[fl
 
 
 def _number(value: Optional[float], digits: int) -> str:
-    """None means that it is not reported."""
+    """Returns a number as text, or a dash for None, which means not reported."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

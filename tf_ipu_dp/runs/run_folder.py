@@ -1,7 +1,7 @@
-"""The folder of one run: where its files are, who may write them, and atomic writes that survive any crash.
+"""The folder of one run: names of its files, its lock, and atomic writes that survive any crash.
 
-No TensorFlow. `RunFolder(path)` only knows the names of the files, which is all that a reader needs, or an instance
-that reports its error; `open_folder` makes the folder and locks it for the one process that writes the rest.
+No TensorFlow. `RunFolder(path)` is enough for readers, and for an instance that reports its error; `open_folder` makes
+the folder and locks it for the one process that writes everything else.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LOCK = ".lock"
 
 @dataclasses.dataclass(frozen=True)
 class InstanceError:
-    """What ended one instance of a run."""
+    """The error that ended one instance of a run."""
 
     instance: int
     host: str
     process: int
     time: datetime
-    transient: bool  # the same run, started again, may well succeed
+    transient: bool  # a restart of the same run may succeed
     text: str
     reported_by: Optional[int] = None  # the instance that found this one stalled
 
@@ -61,7 +61,7 @@ class RunFolder:
         self.errors = path / "errors"
 
     def close(self) -> None:
-        """Unlocks the folder; the end of this process does so too, whatever ends it."""
+        """Unlocks the folder, as the end of this process does."""
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -73,7 +73,7 @@ class RunFolder:
         self.close()
 
     def read_owner(self) -> str:
-        """Returns which process has locked the folder, in its own words: the same text on all hosts that share it."""
+        """Returns the text that the process with the lock wrote: the same on all hosts that share the folder."""
         try:
             return (self.path / _LOCK).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -92,7 +92,7 @@ class RunFolder:
             write_durably(self.plan_json, render_json(plan.to_json()))
 
     def append_metrics(self, record: MetricsRecord) -> None:
-        """Adds a line to metrics.jsonl; readers see it at once, as a whole."""
+        """Adds a line to metrics.jsonl; readers see either the whole line or nothing."""
         line = (json.dumps(record.to_json()) + "\n").encode()
         with _usage_error_on_failure(self.path):
             handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -126,7 +126,7 @@ class RunFolder:
             return []
 
     def _metrics_lines(self) -> List[bytes]:
-        """Returns the whole lines; what a crash has left of one is dropped."""
+        """Returns the complete lines; a line cut off by a crash is dropped."""
         try:
             lines = self.metrics.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -139,28 +139,28 @@ class RunFolder:
             write_durably(self.result_json, render_json(result.to_json()))
 
     def read_result(self) -> Optional[RunResult]:
-        """Returns the result of the last start; None while the run goes on, or if it was killed."""
+        """Returns the result of the last start; None while the run continues, or if it was killed."""
         try:
             return RunResult.from_json(read_object(self.result_json))
         except RecordError:
             return None
 
     def read_plan(self) -> Optional[PlanRecord]:
-        """Returns the plan of the last start; None where there is none that can be read."""
+        """Returns the plan of the last start; None if it is missing or not valid."""
         try:
             return PlanRecord.from_json(read_object(self.plan_json))
         except RecordError:
             return None
 
     def has_checkpoints(self) -> bool:
-        """Whether there is anything to resume from, good or not."""
+        """Whether there are checkpoints, good or damaged."""
         return any(self.checkpoints.glob("step-*"))
 
     def write_error(self, instance: int, text: str, *, transient: bool = True) -> Path:
-        """Keeps what ended this process, an instance of the run. Returns the file.
+        """Writes the error that ended this process, an instance of the run. Returns the file.
 
-        `transient` is false where the same would happen again if the run were started again. Of several errors of one
-        process the first stays: it is nearest to the cause.
+        `transient` is false if the error would repeat after a restart. Of several errors of one process the first is
+        kept: it is nearest to the cause.
         """
         return self._write_error(InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text))
 
@@ -189,12 +189,12 @@ class RunFolder:
         return path
 
     def read_errors(self) -> List[InstanceError]:
-        """Returns what ended the instances, the earliest first; files that are something else are skipped."""
+        """Returns the errors of the instances, the earliest first; other files are skipped."""
         found = (_read_error(path) for path in sorted(self.errors.glob("instance-*.txt")))
         return sorted((error for error in found if error), key=lambda error: error.time)
 
     def set_errors_aside(self) -> None:
-        """Renames the errors of an earlier start, so that those of the next one are its own."""
+        """Renames the errors of an earlier start, to keep them apart from those of the next one."""
         if self.errors.is_dir() and any(self.errors.iterdir()):
             with _usage_error_on_failure(self.path):
                 number = 1
@@ -204,9 +204,9 @@ class RunFolder:
 
 
 def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_bytes: int) -> RunFolder:
-    """Makes or reuses a run's folder and locks it; refuses one that the run could not write to until its end.
+    """Makes or reuses a run's folder and locks it; UsageError if the run could not write all its files to it.
 
-    Without `run_dir` it is a new one below runs/, with the name and the time. One process at a time holds the lock;
+    Without `run_dir` it makes a new one below runs/, from the name and the time. One process at a time holds the lock;
     on a file system without locks there is no protection.
     """
     wanted = _given_path(run_dir) if run_dir is not None else Path(_RUNS) / _folder_name(name, now)
@@ -224,7 +224,7 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     if read_only:
         folder.close()
         raise cli.UsageError(f"{label} cannot be used ({read_only[0].name} in it is not writable). {remedy}")
-    # Left-overs of a killed process: temporary files, and the beginning of a line.
+    # What a killed process left: temporary files, and part of a line.
     for unfinished in path.glob(".*.tmp") if handle else ():
         unfinished.unlink()
     for trial in path.glob(".trial-*") if handle else ():
@@ -234,7 +234,7 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
 
 
 def make_folder(name: str, now: datetime) -> Path:
-    """Makes a new folder below runs/, with the name and the time, for a run that another process will open."""
+    """Makes a new folder below runs/, from the name and the time, for a run that another process will open."""
     wanted = Path(_RUNS) / _folder_name(name, now)
     try:
         return _make_new(wanted)
@@ -256,7 +256,7 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
 
 
 def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
-    """Returns those of a run's flags that its evaluation needs; how training was divided is not among them."""
+    """Returns the flags of a run that its evaluation needs; not those that divide the training."""
     names = train_flags.names_dropped_for_evaluation()
     return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
@@ -320,7 +320,7 @@ def _folder_name(name: str, now: datetime) -> str:
 
 
 def _make_new(wanted: Path) -> Path:
-    """Makes a folder that was not there; of two processes that start in the same second each gets its own."""
+    """Makes a folder with an unused name; two processes that start in the same second get different ones."""
     wanted.parent.mkdir(parents=True, exist_ok=True)
     path, number = wanted, 1
     while True:
@@ -333,7 +333,7 @@ def _make_new(wanted: Path) -> Path:
 
 
 def _require_space(label: str, path: Path, needed_bytes: int) -> None:
-    """Looks before anything is made, so that a refusal leaves nothing behind."""
+    """Checks the free space before anything is made, so that a failure leaves nothing behind."""
     existing = next(entry for entry in (path, *path.absolute().parents) if entry.exists())
     if not existing.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
@@ -373,7 +373,7 @@ def _read_error(path: Path) -> Optional[InstanceError]:
             host=fields["host"],
             process=int(fields["process"]),
             time=datetime.fromisoformat(fields["time"]),
-            # Until 0.1 the header said the opposite.
+            # Version 0.1 wrote the opposite, `final`.
             transient=fields["transient"] == "yes" if "transient" in fields else fields["final"] == "no",
             text=text.rstrip("\n"),
             reported_by=int(fields["reported by"]) if "reported by" in fields else None,
@@ -403,12 +403,12 @@ def _megabytes(size: int) -> str:
 
 
 def render_json(value: Mapping[str, Any]) -> str:
-    """Returns an object as the run's files hold it."""
+    """Returns an object as the text of a JSON file."""
     return json.dumps(plain(value), indent=2) + "\n"
 
 
 def parse_metrics(lines: Iterable[bytes]) -> List[MetricsRecord]:
-    """Returns the records in some lines of metrics.jsonl; what is no record is skipped."""
+    """Returns the records in some lines of metrics.jsonl; other lines are skipped."""
     found = []
     for line in lines:
         value = parse_object(line)

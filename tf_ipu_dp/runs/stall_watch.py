@@ -1,7 +1,7 @@
 """Watches the heartbeats of a run, and reports a stall once. Costs 2 (N - 1) reads a second for N instances.
 
-Only the leader reads everyone's heartbeat and decides who has stalled. The others watch what the leader cannot: whether
-the leader itself still has a heartbeat, and whether their own input has stopped coming.
+Only the leader reads all heartbeats and decides which instance has stalled. The others watch what the leader cannot:
+the heartbeat of the leader, and whether their own input has stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECENT_STEPS = 20
 
 
 class StallWatch:
-    """Calls `on_stall` once, from a thread of its own, after `limit_s` without progress (0: never)."""
+    """Calls `on_stall` once, from a separate thread, after `limit_s` without progress (0: never)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StallWatch:
 
     def start(self) -> None:
         """Starts watching, where there is a limit."""
-        # Reads hang where the network to a shared folder is down; the check must go on meanwhile.
+        # Reads hang if the network to a shared folder is down; the check must continue meanwhile.
         for action in (self.read_others, self._check_and_report) if self._limit_s else ():
             thread = threading.Thread(target=self._repeat, args=(action,), name="stall watch", daemon=True)
             thread.start()
@@ -60,7 +60,7 @@ class StallWatch:
             thread.join(2 * PERIOD_S)
 
     def expect_step_time(self, seconds: float) -> None:
-        """Notes how long an execution took: a multiple of recent ones may be longer than the limit."""
+        """Records how long an execution took: the limit is at least a multiple of recent ones."""
         self._step_times.append(seconds)
 
     def read_others(self) -> None:
@@ -82,17 +82,17 @@ class StallWatch:
             self._detector.discount_pause(pause)
             self._reporter.discount_pause(pause)
             return None
-        # An instance that waits for its input does nothing else: that can be judged in any phase.
+        # Waiting for input too long is a stall in any phase.
         if own.waits_for != INPUT:
             self._no_input_since = now
         without_input = now - self._no_input_since > self._limit_s
         watched = self._reporter.watched or without_input
         limit_s = max(self._limit_s, 3 * max(tuple(self._step_times), default=0.0))
-        leaves_it_to_leader = self._instance != _LEADER and self._detector.knows(_LEADER) and not without_input
-        if not leaves_it_to_leader:
+        leader_decides = self._instance != _LEADER and self._detector.knows(_LEADER) and not without_input
+        if not leader_decides:
             self._detector.observe(own, now)
         elif watched:
-            # Only the leader can tell which instance the others wait for; this one watches the leader's heartbeat.
+            # Only the leader knows which instance the others wait for; this one watches the leader's heartbeat.
             watched = False
             limit_s = self._limit_s if own.still_s <= limit_s else min(self._limit_s, 5 * PERIOD_S)
         return self._detector.find_stall(own, now, limit_s, watched)

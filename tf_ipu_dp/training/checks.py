@@ -1,6 +1,6 @@
 """Consistency checks: instances, the folder they share, the checkpoint to resume from, and the weights.
 
-What differs is refused in a sentence that says who or what it is.
+A difference raises a UsageError that names it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _OTHER_FILES_BYTES = 32 * 2**20
 
 
 def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.Source, world: World) -> None:
-    """Refuses a job whose instances were not started alike, before any of them has made a step."""
+    """Raises a UsageError if instances have different flags, data or versions, before any of them trains a step."""
     if world.instances == 1:
         return
-    own = train_flags.names_per_instance()
-    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in own}
-    # The flags decide the plan, but for what a launcher or the environment has told one instance only.
+    may_differ = train_flags.names_per_instance()
+    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in may_differ}
+    # Besides the flags, the plan depends on variables of the launcher, which may differ between instances.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
     shapes = {"the plan's model": f"{zlib.crc32(json.dumps(PlanRecord.of(run).to_json()).encode()):08x}"}
-    world.compare({**_versions_of_all(sdk), "the data": sources.fingerprint(source), **flags, **topology, **shapes})
+    world.compare({**_versions_to_compare(sdk), "the data": sources.fingerprint(source), **flags, **topology, **shapes})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _LeadersFolder(Record):
 
 
 def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunFolder:
-    """Returns the run's folder: locked for the leader, which writes it; for the others only its name."""
+    """Returns the run's folder. The leader locks it and writes to it; the others only know its path."""
     folder, problem = None, ""
     if world.is_leader:
         name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
@@ -74,23 +74,23 @@ def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunF
     leaders = _LeadersFolder.from_json(json.loads(world.broadcast_from_leader(json.dumps(own.to_json()))))
     if leaders.problem:
         raise cli.UsageError(leaders.problem)
-    seen = folder or run_folder.RunFolder(Path(leaders.path))
+    visible = folder or run_folder.RunFolder(Path(leaders.path))
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
-    while seen.read_owner() != leaders.owner and time.monotonic() < deadline:
+    while visible.read_owner() != leaders.owner and time.monotonic() < deadline:
         time.sleep(0.05)
-    without = world.hosts_where(seen.read_owner() != leaders.owner)
+    without = world.hosts_where(visible.read_owner() != leaders.owner)
     if without:
         raise cli.UsageError(
             f"The run's folder {leaders.path} is not the same on {cli.alternatives(without)}: all hosts must share "
             "it. Choose a shared folder with --run_dir."
         )
-    return seen
+    return visible
 
 
 def find_checkpoint(
     store: checkpoints.Store, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], world: World
 ) -> Optional[checkpoints.Checkpoint]:
-    """Returns the checkpoint that all instances resume from, if there is one; refuses one that does not fit the run."""
+    """Returns the checkpoint that all instances resume from, if any; UsageError if it does not fit the run."""
     found = store.newest()
     steps = [int(step) for (step,) in world.gather_numbers([found.manifest.step if found else 0])]
     if len(set(steps)) > 1:
@@ -124,7 +124,7 @@ def find_checkpoint(
 def require_same_model(
     found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable]
 ) -> None:
-    """Refuses to measure a checkpoint of another model or data set; how it was trained does not matter."""
+    """Raises a UsageError for a checkpoint of another model or data set; how it was trained does not matter."""
     _require_fit(found, cfg, run, variables, train_flags.names_tied_for_evaluation())
 
 
@@ -140,7 +140,7 @@ def manifest_at(
         flags=_resolved_flags(cfg, run),
         plan=PlanRecord.of(run),
         variables=tuple(variables),
-        # Order and augmentation are functions of these; nothing else is drawn once the weights are there.
+        # Order and augmentation depend only on these; no other random numbers are used after initialisation.
         random_state={"seed": cfg.seed, "epoch": epoch, "update": update},
         versions=_versions(sdk),
         time=now.isoformat(timespec="seconds"),
@@ -148,9 +148,9 @@ def manifest_at(
 
 
 def compare_weights(weights: Sequence[sdk_types.Variable], world: World) -> Optional[str]:
-    """Returns the first variable that differs between the instances, and whose it is; None where all are equal.
+    """Returns the first variable that differs, and on which instance; None if all weights are equal.
 
-    The update is the same on all instances; weights that differ were changed by something else.
+    Updates are the same on all instances, so a difference has another cause, such as faulty memory.
     """
     return world.compare_digests(
         [(weight.name, zlib.crc32(np.ascontiguousarray(weight.numpy()).data)) for weight in weights]
@@ -171,7 +171,7 @@ def _require_fit(
 
 
 def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
-    """Returns the flags as texts, with what the plan resolved in the place of what was left open."""
+    """Returns the flags as texts, with the values that the plan resolved for flags that were not given."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
     values.update(
         norm=run.model.architecture.norm,
@@ -195,8 +195,8 @@ def _versions(sdk: Sdk) -> Dict[str, str]:
     }
 
 
-def _versions_of_all(sdk: Sdk) -> Dict[str, str]:
-    """Returns what a job's instances must have in common, the code itself included."""
+def _versions_to_compare(sdk: Sdk) -> Dict[str, str]:
+    """Returns the versions that all instances must share, including a checksum of this package's code."""
     found = _versions(sdk)
     for name in ("keras", "horovod", "tensorflow-datasets"):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
@@ -208,7 +208,7 @@ def _versions_of_all(sdk: Sdk) -> Dict[str, str]:
 
 
 def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
-    """Weights and up to two slots for each, in every checkpoint that is kept and the one being written; the export."""
+    """Returns the disk space of the kept checkpoints, the one being written, and the export."""
     copies = 1 + recipe.OPTIMIZERS[cfg.optimizer].slots
     made = -(-run.epochs.updates // run.checkpoint_every)
     kept = min(cfg.keep_checkpoints, made) + 1

@@ -24,7 +24,7 @@ class RunClock:
         return self._now() - self._began
 
     def start_epoch(self) -> None:
-        """Begins training time; of the first epoch, compile time."""
+        """Begins training time or, in the first epoch, compile time."""
         self._part_began = self._now()
 
     def finish_compiling(self) -> None:
@@ -54,15 +54,15 @@ class RunClock:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Callable[[], float]]:
-        """Counts a validation; what it gives returns its seconds so far."""
+        """Counts a validation; yields a function that returns its seconds so far."""
         began = self._now()
         try:
             yield lambda: self._now() - began
         finally:
             self._evaluation_s += self._now() - began
 
-    def own_parts(self, input_wait_s: Optional[float]) -> Sequence[float]:
-        """Returns this instance's parts as numbers that can be gathered; `slowest_times` reads them."""
+    def parts(self, input_wait_s: Optional[float]) -> Sequence[float]:
+        """Returns this instance's parts as numbers to gather from all instances, for `slowest_times`."""
         between_s = max(self._training_s - self._executing_s - self._bookkeeping_s, 0.0)
         waited_s = math.nan if input_wait_s is None else input_wait_s
         return (

@@ -20,8 +20,8 @@ def render_duration(seconds: float) -> str:
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
-def _knows_its_size(stream: TextIO) -> bool:
-    """Whether a terminal reports its width; tqdm prints nothing on one that reports 0."""
+def _reports_size(stream: TextIO) -> bool:
+    """Whether a terminal reports its size; tqdm prints nothing if the width is 0."""
     try:
         return all(os.get_terminal_size(stream.fileno()))
     except (OSError, ValueError):
@@ -29,7 +29,7 @@ def _knows_its_size(stream: TextIO) -> bool:
 
 
 class _SafeStream:
-    """A stream whose reader may close it: what is written then is lost, and the run goes on."""
+    """A stream whose reader may close it: later output is dropped, and the run continues."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: Optional[TextIO] = stream
@@ -55,7 +55,7 @@ class Console:
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self._stream = _SafeStream(stream)
-        self._terminal = stream.isatty() and _knows_its_size(stream)
+        self._terminal = stream.isatty() and _reports_size(stream)
         self._quiet = quiet
         self._bar: Optional[Any] = None
 
@@ -75,7 +75,7 @@ class Console:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Shows the elapsed time of something slow, and in the end how long it took."""
+        """Shows the elapsed time of a slow operation, and finally how long it took."""
         if self._quiet:
             yield
             return
@@ -97,7 +97,7 @@ class Console:
             self._stream.flush()
 
     def begin_epoch(self, number: int, updates: int, done: int) -> None:
-        """Starts the bar of an epoch (counted from 1), of which some updates are done already."""
+        """Starts the bar of an epoch (counted from 1), of which some updates may already be done."""
         if self._quiet or not self._terminal:
             return
         from tqdm import tqdm

@@ -9,7 +9,7 @@ from tf_ipu_dp.training.console import Console
 
 
 class ExecutableCache:
-    """The SDK's folder of compiled programs; None where it keeps none."""
+    """The SDK's folder of compiled programs; None if the SDK does not cache them."""
 
     def __init__(self, folder: Optional[Path]) -> None:
         self._folder = folder

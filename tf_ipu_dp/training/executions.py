@@ -1,4 +1,4 @@
-"""Keras's callbacks as the training loop needs them: one call after every execution, with its times and its logs."""
+"""A Keras callback for the training loop: one call after every execution, with its times and logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 class Execution:
     """One call into the device."""
 
-    began_s: float  # of the clock
+    began_s: float  # by the callback's clock
     ended_s: float
     idle_s: float  # since the previous execution, or since fit was called
     logs: Dict[str, float]  # running means since fit was called
@@ -24,33 +24,33 @@ class Execution:
 
 
 class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls `after` once per execution; fit stops when it answers False."""
+    """Calls `after` once per execution; fit stops when it returns False."""
 
-    # Keras keeps what a callback of this kind reads on the host, with no copy per batch.
+    # Keras keeps the logs for such a callback on the host, without a copy per batch.
     _supports_tf_logs = False
 
     def __init__(self, after: Callable[[Execution], bool], clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self._after = after
         self._clock = clock
-        self._left = clock()
+        self._idle_since = clock()
         self._began: Optional[float] = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._left = self._clock()
+        self._idle_since = self._clock()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._began = self._clock()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         now = self._clock()
-        began = self._left if self._began is None else self._began
+        began = self._idle_since if self._began is None else self._began
         values = {name: float(value) for name, value in (logs or {}).items()}
-        execution = Execution(began, now, began - self._left, values)
-        self._left, self._began = now, None
+        execution = Execution(began, now, began - self._idle_since, values)
+        self._idle_since, self._began = now, None
         if not self._after(execution):
             self.model.stop_training = True
 
     def restart_idle_time(self) -> None:
-        """Leaves the time since the execution out of the next one's idle time."""
-        self._left = self._clock()
+        """Excludes the time since the last execution from the idle time of the next one."""
+        self._idle_since = self._clock()

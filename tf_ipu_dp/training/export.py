@@ -14,7 +14,7 @@ from tf_ipu_dp.training.session import TrainingSession
 
 
 def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
-    """Replaces the run's export as a whole; called by all instances, since reading weights may need them all."""
+    """Replaces the run's whole export; called by all instances, because reading weights may need all of them."""
     exported = models.make_export_model(
         session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
     )

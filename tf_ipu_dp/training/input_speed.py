@@ -1,4 +1,4 @@
-"""`--input_only`: how fast the input is loaded and prepared, how fast the model computes, and which is the slower."""
+"""`--input_only`: how fast the input is loaded and prepared, how fast the model computes, and which is slower."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tf_ipu_dp.training.session import TrainingSession
 
 _MEASURED_S = 3.0
 _MAX_EXECUTIONS = 50
-_LEAST_ELEMENTS = 200
+_MIN_ELEMENTS = 200
 
 
 def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
@@ -29,7 +29,7 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
         session = attach_session(cfg, plan, sdk, instance)
         per_update = plan.batch.accumulation * plan.topology.local_replicas
         dataset = session.make_training(0, plan.epochs.updates)
-        elements = min(plan.epochs.updates * per_update, max(_LEAST_ELEMENTS, 2 * per_update))
+        elements = min(plan.epochs.updates * per_update, max(_MIN_ELEMENTS, 2 * per_update))
         with console.waiting("loading"):
             speed = sources.measure(
                 dataset, sdk.ipu, elements=elements, samples_per_element=plan.batch.micro_batch_size
@@ -63,14 +63,14 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
 
 
 def _measure_model(session: TrainingSession, plan: RunPlan, dataset: object) -> float:
-    """Returns this instance's samples/s when its input is always there; the first execution compiles."""
+    """Returns this instance's samples/s with input that is always ready; the first execution compiles."""
     times: List[float] = []
 
-    def goes_on(done: Execution) -> bool:
+    def should_continue(done: Execution) -> bool:
         times.append(done.seconds)
         return max(seconds for (seconds,) in session.world.gather_numbers([sum(times[1:])])) < _MEASURED_S
 
     steps = _MAX_EXECUTIONS * plan.keras.steps_per_execution * plan.topology.local_replicas
-    session.model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[AfterExecution(goes_on)], verbose=0)
+    session.model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[AfterExecution(should_continue)], verbose=0)
     samples = plan.batch.global_batch_size // plan.topology.instances * plan.epochs.device_iterations
     return samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan

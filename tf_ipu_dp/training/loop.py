@@ -1,7 +1,7 @@
 """The training loop: fit an execution, record, stop?, save, validate; from the newest checkpoint to the last step.
 
-Decides nothing of the plan. What is measured is in `meters` and `clock`, when to stop in `stop`, what is told to the
-outside in `reporting`; the model and its device are in `session`.
+The plan is made elsewhere. `meters` and `clock` measure, `stop` decides when to stop, `reporting` writes records and
+heartbeats, and `session` has the model on its device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tf_ipu_dp.config.schema import TrainConfig
 from tf_ipu_dp.monitoring import bottleneck, diagnosis
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints
+from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import RunResult, Scores, StopReason, ValidationRecord
 from tf_ipu_dp.runs.run_folder import RunFolder
@@ -41,7 +42,7 @@ _WRITE_STALL_WITHIN_S = 5.0
 
 
 class TrainingError(cli.UsageError):
-    """A run that cannot go on. The text is shown to the user as is."""
+    """A run that cannot continue. The text is shown to the user as is."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason.message)
@@ -82,7 +83,7 @@ class TrainingLoop:
         self.logged_step, self.logged_at_s = 0, -math.inf
 
     def run(self) -> RunResult:
-        """Trains to the last step, or until something stops it; a failure is a TrainingError."""
+        """Trains to the last step, or until a stop reason; TrainingError for a failure."""
         with self.reporting.heartbeat():
             resumed = self._resume()
             with self.reporting.records(self.step, resumed) as past_losses:
@@ -100,7 +101,7 @@ class TrainingLoop:
             return result
 
     def _resume(self) -> bool:
-        """Restores the newest checkpoint, if there is one, and prepares the folder for what follows it."""
+        """Restores the newest checkpoint, if any, and prepares the folder to continue from it."""
         found = checks.find_checkpoint(self.store, self.cfg, self.plan, self.session.variables(), self.world)
         if found:
             self.session.restore(found, whole=True)
@@ -109,7 +110,7 @@ class TrainingLoop:
             self.console.info(f"Resuming from step {self.step:,} ({found.path})")
             before, now = found.manifest.plan.training.updates, self.plan.epochs.updates
             if before != now and self.plan.recipe.schedule != "constant":
-                self.console.info(f"The learning rate schedule now ends after {now:,} updates in place of {before:,}.")
+                self.console.info(f"The learning rate schedule now ends after {now:,} updates instead of {before:,}.")
         if self.world.is_leader:
             self.store.set_aside_after(self.step)
             self.folder.write_start(self.cfg, self.record)
@@ -131,7 +132,7 @@ class TrainingLoop:
             self.meter.stop()
 
     def _train_epoch(self) -> None:
-        """Calls fit for what is left of the epoch; Keras calls `_after_execution` after each execution."""
+        """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
         per_epoch = self.plan.epochs.updates_per_epoch
         self.epoch = self.step // per_epoch
         self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)
@@ -161,12 +162,12 @@ class TrainingLoop:
             self.console.end_epoch()
 
     def _after_execution(self, execution: Execution) -> bool:
-        """Records, checks and saves what is due after an execution. Returns whether to go on."""
+        """Records, checks and saves what is due after an execution. Returns whether to continue."""
         updates = self.plan.epochs.device_iterations
         self.step += updates
         self.reporting.phase("training", self.step)
         loss, accuracy = (execution.logs.get(name, math.nan) for name in ("loss", "accuracy"))
-        saves = self._is_every(self.plan.checkpoint_every) or self.step >= self.plan.epochs.updates
+        saves = self._is_due(self.plan.checkpoint_every) or self.step >= self.plan.epochs.updates
         exchange = self._exchange(execution, loss, accuracy, saves)
         if exchange:
             loss, accuracy, self.stop_signal = exchange.loss, exchange.accuracy, exchange.signal
@@ -187,21 +188,21 @@ class TrainingLoop:
             if exchange and exchange.log_now:
                 self.reporting.write(self.meter.take_record(self.step, self.clock.elapsed_s))
                 self.logged_step, self.logged_at_s = self.step, execution.ended_s
-            if self.world.instances > 1 and self._is_every(self.cfg.check_weights_every):
+            if self.world.instances > 1 and self._is_due(self.cfg.check_weights_every):
                 self._compare_weights()
             if saves or self.stop:
                 self._save()
         return not self.stop
 
     def _exchange(self, execution: Execution, loss: float, accuracy: float, saves: bool) -> Optional[stop.Exchange]:
-        """Lets the instances agree on metrics and on stopping, where that is due."""
+        """Exchanges metrics and stop requests between the instances, if that is due."""
         at_end = self.step >= self.epoch_end
         record_due = self.step // self.plan.log_every > self.logged_step // self.plan.log_every
-        # Without --log_every the leader's clock has a say, so that the others only know after an exchange.
-        record_due_for_sure = record_due and self.cfg.log_every is not None
-        if not self.exchange.is_due(must_exchange=at_end or saves or record_due_for_sure):
+        # Without --log_every the leader's clock decides, so that the others only know after an exchange.
+        log_requested = record_due and self.cfg.log_every is not None
+        if not self.exchange.is_due(must_exchange=at_end or saves or log_requested):
             return None
-        period_over = record_due_for_sure or execution.ended_s - self.logged_at_s >= _LOG_PERIOD_S
+        period_elapsed = log_requested or execution.ended_s - self.logged_at_s >= _LOG_PERIOD_S
         limit = self.cfg.time_limit
         return self.exchange.run(
             self.step,
@@ -209,7 +210,7 @@ class TrainingLoop:
             accuracy=accuracy,
             signal=self.signals.received,
             time_is_up=limit is not None and self.clock.elapsed_s >= limit.seconds,
-            log_now=at_end or (record_due and period_over),
+            log_now=at_end or (record_due and period_elapsed),
             execution_s=execution.seconds if self.clock.compiled else math.inf,
         )
 
@@ -227,7 +228,7 @@ class TrainingLoop:
         self.console.begin_epoch(self.epoch + 1, self.epoch_end - first, self.step - first)
 
     def _save(self) -> None:
-        """Saves a checkpoint of this step, unless there is one; weights that are not finite stop the run."""
+        """Saves a checkpoint of this step, unless it is already saved; weights that are not finite stop the run."""
         if self.step == self.saver.saved_step or (self.stop and self.stop.is_failure):
             return
         if not self.saver.weights_are_finite():
@@ -238,7 +239,7 @@ class TrainingLoop:
         self.reporting.phase("training")
 
     def _validate(self) -> None:
-        first = self.scores is None  # which compiles, so that its length is not known
+        first = self.scores is None  # it compiles, so its duration is not known
         progress = functools.partial(self.reporting.phase, "evaluating", self.step, watched=not first)
         progress()
         with self.clock.evaluating() as seconds:
@@ -258,7 +259,7 @@ class TrainingLoop:
         """Stops a run whose validation loss does not improve, unless this was its last step anyway."""
         if not self.cfg.early_stop or self.step >= self.plan.epochs.updates:
             return
-        # The leader alone knows the validations before a resumption.
+        # Only the leader knows the validations before a resumption.
         reason = self.early_stopping.reason() if self.world.is_leader else None
         agreed = self.world.broadcast_from_leader(json.dumps(reason.to_json()) if reason else "")
         if agreed:
@@ -266,7 +267,7 @@ class TrainingLoop:
             self.console.info(self.stop.message)
 
     def _validate_if_missing(self) -> None:
-        """Validates a resumed run that was interrupted before it could, or that has nothing left to train."""
+        """Validates a resumed run that was interrupted before its validation, or that has nothing left to train."""
         finished = self.step >= self.plan.epochs.updates
         if finished:
             self.console.info(f"Nothing is left to train: the run has {self.plan.epochs.updates:,} updates.")
@@ -279,8 +280,8 @@ class TrainingLoop:
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
 
-    def _is_every(self, updates: int) -> bool:
-        """Whether a multiple of `updates` lies within the last execution: 8 in one from 7 to 10. 0: never."""
+    def _is_due(self, updates: int) -> bool:
+        """Whether an action with this period, in updates, was due within the last execution; 0: never."""
         return bool(updates) and self.step % updates < self.plan.epochs.device_iterations
 
     def _compare_weights(self) -> None:
@@ -296,21 +297,21 @@ class TrainingLoop:
         )
 
     def _exit_stalled(self, stall: Stall) -> None:
-        """Exits, from another thread: the main thread may wait for ever inside the device or a collective."""
+        """Exits from the watching thread: the main thread may hang inside the device or a collective."""
         reason = stop.stalled(stall.sentence, self.saver.last_saved, self.resume_command)
         self.console.warning(f"train: {reason.message}")
         # The folder may be what does not respond: it gets some seconds.
-        culprit, own = stall.culprit, self.world.instance
-        write = functools.partial(
-            self.folder.write_stall, culprit.instance, reason.message, host=culprit.host, reported_by=own
-        )
-        writer = threading.Thread(target=write, daemon=True)
+        writer = threading.Thread(target=self._write_stall, args=(stall.culprit, reason.message), daemon=True)
         writer.start()
         writer.join(_WRITE_STALL_WITHIN_S)
         os._exit(1)
 
+    def _write_stall(self, culprit: Status, message: str) -> None:
+        with contextlib.suppress(cli.UsageError):
+            self.folder.write_stall(culprit.instance, message, host=culprit.host, reported_by=self.world.instance)
+
     def _result(self) -> RunResult:
-        parts = self.clock.own_parts(self.meter.device.input_wait_s)
+        parts = self.clock.parts(self.meter.device.input_wait_s)
         times = self.clock.slowest_times(self.world.gather_numbers(parts))
         verdict = diagnosis.judge(self.record, self.cfg, self.meter.records, times)
         if self.step and not self.clock.compiled:

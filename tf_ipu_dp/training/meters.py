@@ -22,7 +22,7 @@ class WindowTotals:
     loss: float
     accuracy: float
     samples: int  # of the whole job, in the timed executions
-    executions: int  # timed ones: all but the one that compiled
+    executions: int  # timed ones: all except the one that compiled
     seconds: float
     executing_s: float
 
@@ -36,7 +36,7 @@ class Window:
         self._clear()
 
     def add(self, updates: int, loss: float, accuracy: float, samples: int, execution: Execution) -> None:
-        """Takes in one execution; updates and means count from the start of `fit`. 0 samples: it is not timed."""
+        """Adds one execution; updates and means count from the start of `fit`. 0 samples: it is not timed."""
         self._now = (updates, loss * updates, accuracy * updates)
         if samples:
             self._samples += samples
@@ -73,15 +73,15 @@ class DeviceMeter:
     def __init__(self, sdk: Sdk, sampler: Sampler) -> None:
         self._sdk, self._sampler = sdk, sampler
         self._collective_s = 0.0
-        self._busy_s = self._watched_s = 0.0
+        self._busy_s = self._measured_s = 0.0
         self.input_wait_s: Optional[float] = None
 
     @property
     def utilisation_pct(self) -> Optional[float]:
-        return 100 * self._busy_s / self._watched_s if self._watched_s else None
+        return 100 * self._busy_s / self._measured_s if self._measured_s else None
 
     def restart(self) -> None:
-        """Leaves out what came before, which was not training."""
+        """Excludes the time before this call, which was not training."""
         self._sampler.mark()
         self._take_collective_s()
 
@@ -93,7 +93,7 @@ class DeviceMeter:
             busy_s = usage.seconds * usage.utilisation_pct / 100
             waited_s = max(window.executing_s - busy_s, 0.0)
             self.input_wait_s = (self.input_wait_s or 0.0) + waited_s
-            self._watched_s += usage.seconds
+            self._measured_s += usage.seconds
             self._busy_s += busy_s
         return DeviceUse(usage, waited_s, self._take_collective_s())
 
@@ -106,7 +106,7 @@ class DeviceMeter:
 
 
 class RunMeter:
-    """Measures a run record by record. `learning_rate` gives the rate of an update."""
+    """Measures a run record by record. `learning_rate` returns the rate of an update."""
 
     def __init__(self, plan: RunPlan, sdk: Sdk, world: World, learning_rate: Callable[[int], float]) -> None:
         self._plan, self._world, self._learning_rate = plan, world, learning_rate
@@ -130,7 +130,7 @@ class RunMeter:
         self.device.restart()
 
     def add(self, step: int, loss: float, accuracy: float, execution: Execution, *, timed: bool) -> None:
-        """Takes in the execution that ended with a step; the one that compiled is not timed."""
+        """Adds the execution that ended with a step; the one that compiled is not timed."""
         samples = self._plan.epochs.device_iterations * self._plan.batch.global_batch_size if timed else 0
         self.timed_samples += samples
         self._window.add(step - self._epoch_began_at, loss, accuracy, samples, execution)
@@ -160,13 +160,13 @@ class RunMeter:
 
 def _gather_instance_times(world: World, window: WindowTotals, use: DeviceUse) -> Tuple[InstanceTimes, ...]:
     """Returns where the seconds since the last record went, for every instance."""
-    own = (window.seconds, window.executing_s, use.input_wait_s, use.collective_s)
-    everyone = world.gather_numbers([math.nan if number is None else number for number in own])
+    numbers = (window.seconds, window.executing_s, use.input_wait_s, use.collective_s)
+    everyone = world.gather_numbers([math.nan if number is None else number for number in numbers])
     return tuple(
-        InstanceTimes(instance, seconds, executing_s, _known(input_wait_s), _known(collective_s))
+        InstanceTimes(instance, seconds, executing_s, _none_if_nan(input_wait_s), _none_if_nan(collective_s))
         for instance, (seconds, executing_s, input_wait_s, collective_s) in enumerate(everyone)
     )
 
 
-def _known(number: float) -> Optional[float]:
+def _none_if_nan(number: float) -> Optional[float]:
     return None if math.isnan(number) else number

@@ -13,13 +13,13 @@ from tf_ipu_dp.planning.layers import INPUT, Layer
 
 NORMALISE = "normalise"
 
-# That of keras.applications, for all models.
+# The value of keras.applications, for all models.
 _EPSILON = 1.001e-5
-# With Keras' 0.99 a short run would validate with moving statistics that are still those of the start.
+# With Keras' 0.99, a short run would validate with moving statistics that are still near their initial values.
 _MOMENTUM = 0.9
 _HE = "he_normal"
-_MOST_GROUPS = 32
-_LEAST_IN_GROUP = 4
+_MAX_GROUPS = 32
+_MIN_CHANNELS_PER_GROUP = 4
 
 
 def make_model(
@@ -27,8 +27,8 @@ def make_model(
 ) -> tf.keras.Model:
     """Returns a functional model with float32 logits, in the global precision policy and the strategy in scope.
 
-    It takes raw uint8 images and normalises them in its first layer, or images that are normalised already, in the
-    precision that the policy computes in.
+    It takes raw uint8 images and normalises them in its first layer, or normalised images in the compute precision of
+    the policy.
     """
     shape = (architecture.height, architecture.width, architecture.channels)
     compute = tf.keras.mixed_precision.global_policy().compute_dtype
@@ -52,7 +52,7 @@ def assign_stages(model: tf.keras.Model, stages: Sequence[Sequence[Block]]) -> N
     places = {name: stage for stage, blocks in enumerate(stages) for block in blocks for name in block.layers}
     assignments = model.get_pipeline_stage_assignment()
     for assignment in assignments:
-        # Only what prepares the input belongs to no block.
+        # Only layers that prepare the input belong to no block.
         assignment.pipeline_stage = places.get(assignment.layer.name, 0)
     model.set_pipeline_stage_assignment(assignments)
 
@@ -60,9 +60,9 @@ def assign_stages(model: tf.keras.Model, stages: Sequence[Sequence[Block]]) -> N
 def make_export_model(
     model: tf.keras.Model, architecture: Architecture, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.keras.Model:
-    """Returns a float32 model with the same weights that takes raw uint8 images and gives probabilities.
+    """Returns a float32 model with the same weights that takes raw uint8 images and returns probabilities.
 
-    It is plain Keras, for use outside any strategy: the call must stand outside the scope too.
+    It is plain Keras, for use outside any strategy: the call must be outside the scope too.
     """
     assert not tf.distribute.has_strategy()
     with _float32_policy():
@@ -75,8 +75,8 @@ def make_export_model(
 
 
 def groups_of(channels: int) -> int:
-    """Returns into how many groups so many channels are normalised: up to 32, of 4 channels or more."""
-    most = max(min(_MOST_GROUPS, channels // _LEAST_IN_GROUP), 1)
+    """Returns the number of groups for some channels: at most 32, of at least 4 channels each."""
+    most = max(min(_MAX_GROUPS, channels // _MIN_CHANNELS_PER_GROUP), 1)
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
 
@@ -97,7 +97,7 @@ class Normalise(tf.keras.layers.Layer):  # type: ignore[misc]
 
 
 class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
-    """Normalises groups of channels of each sample. The statistics are computed in float32 whatever the policy."""
+    """Normalises groups of channels of each sample. The statistics are float32 regardless of the policy."""
 
     def __init__(self, groups: int, epsilon: float = _EPSILON, **options: Any) -> None:
         super().__init__(**options)
@@ -116,8 +116,8 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         values = tf.cast(inputs, tf.float32)
-        # Pixels are added up per channel first, in the layout that they lie in; only then, on little data, channels
-        # per group. Moments of a five-dimensional view give the same, and whole models take up to half as long again.
+        # Pixels are averaged per channel first, in their memory layout, then channels per group. Moments of a
+        # five-dimensional view give the same result, but make whole models up to 50 % slower.
         centred = values - self._mean(values)
         scale = self.gamma * tf.math.rsqrt(self._mean(tf.square(centred)) + self.epsilon)
         return tf.cast(centred * scale + self.beta, self.compute_dtype)
@@ -137,19 +137,19 @@ class GroupNormalization(tf.keras.layers.Layer):  # type: ignore[misc]
 def _make_layers(architecture: Architecture, pixels: Any) -> Any:
     """Applies the layers of one of our own models to a tensor and returns the logits."""
     tensors = {INPUT: pixels}
-    drawn = architectures.layers(architecture)
-    for layer in drawn:
+    layers = architectures.layers(architecture)
+    for layer in layers:
         inputs = [tensors[name] for name in layer.inputs]
         if layer.name == architectures.HEAD:
             made = _make_head(architecture)
         else:
             made = _make_layer(layer, architecture.norm, inputs[0].shape[-1])
         tensors[layer.name] = made(inputs if layer.kind == "add" else inputs[0])
-    return tensors[drawn[-1].name]
+    return tensors[layers[-1].name]
 
 
 def _make_layer(layer: Layer, norm: str, channels: int) -> Any:
-    """Makes one layer of our own models; what it is applied to has so many channels."""
+    """Makes one layer of our own models; `channels` are those of its input."""
     keras = tf.keras.layers
     padding = "same" if layer.same else "valid"
     name = layer.name
@@ -178,7 +178,7 @@ def _make_head(architecture: Architecture) -> Any:
 
 def _apply_application(architecture: Architecture, pixels: Any) -> Any:
     make = getattr(tf.keras.applications, architectures.KERAS_APPLICATIONS[architecture.name])
-    # Given a tensor, keras.applications does not ask for 32 pixels or more, nor for 3 channels.
+    # Given a tensor, keras.applications requires neither 32 pixels or more nor 3 channels.
     body = make(include_top=False, weights=None, input_tensor=pixels, pooling="avg")
     return _make_head(architecture)(body.output)
 

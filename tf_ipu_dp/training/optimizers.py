@@ -1,7 +1,7 @@
-"""What changes the weights: learning rates, optimizers and the loss, made from a recipe.
+"""Learning rate schedules, optimizers and the loss, made from a recipe.
 
-The optimizers are Keras' OptimizerV2 ones, which the SDK works with. Gradients come to them summed over the replicas
-and are scaled there, so that the learning rate means the same on any topology.
+The optimizers are Keras' OptimizerV2 ones, which the SDK works with. They receive gradients summed over the replicas
+and scale them, so that the learning rate has the same meaning on any topology.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> Schedule:
-        """Returns the schedule of such a dictionary."""
+        """Returns the schedule of a recipe in a dictionary."""
         return cls(plan.Recipe(**{**config, "drops": tuple(config["drops"])}))
 
 
@@ -65,7 +65,7 @@ def gradient_scale(reduction: str, *, replicas: int, local_replicas: int, distri
     """Returns what gradients are multiplied by, and how the SDK is to reduce those of an accumulation.
 
     Both strategies sum gradients over replicas. Under PopDistStrategy (`distributed`) Keras has divided the losses by
-    all replicas before, under IPUStrategy nobody has. A sum is that of the micro batches' mean gradients. The SDK
+    all replicas, under IPUStrategy it has not. A sum is that of the micro batches' mean gradients. The SDK
     itself divides by the accumulated micro batches where the method is mean.
     """
     if reduction == "sum":
@@ -86,14 +86,14 @@ def make_optimizer(recipe: plan.Recipe, *, gradient_scale: float) -> Any:
     optimizer: Any = {"sgd": Sgd, "adam": Adam, "lars": Lars}[recipe.optimizer](**common)
     if recipe.loss_scale is None:
         return tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
-    # Keras scales the loss of a model in mixed_float16 dynamically unless it finds it scaled.
+    # Keras scales the loss of a mixed_float16 model dynamically unless the optimizer already scales it.
     if recipe.loss_scale != 1 or recipe.precision == "16.32":
         return tf.keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=False, initial_scale=recipe.loss_scale)
     return optimizer
 
 
 class _Scaling(_KerasOptimizer):  # type: ignore[misc]
-    """Scales gradients, adds L2 to them and decays weights apart from them; all but the first for kernels only."""
+    """Scales gradients; for kernels also adds L2 to the gradients and applies decoupled weight decay."""
 
     _HAS_AGGREGATE_GRAD = True
 
@@ -113,7 +113,7 @@ class _Scaling(_KerasOptimizer):  # type: ignore[misc]
         return scaled
 
     def _decayed_lr(self, var_dtype: Any) -> Any:
-        # Keras would count updates in the variables' type, and half precision ends at 65504.
+        # Keras would count updates in the variables' type, but half precision overflows above 65504.
         rate = self._get_hyper("learning_rate")
         return tf.cast(rate(self.iterations) if callable(rate) else rate, var_dtype)
 
@@ -131,8 +131,8 @@ class _Scaling(_KerasOptimizer):  # type: ignore[misc]
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments of the constructor."""
-        own = {"gradient_scale": self.gradient_scale, "l2": self.l2, "weight_decay": self.weight_decay}
-        return {**super().get_config(), **own}
+        added = {"gradient_scale": self.gradient_scale, "l2": self.l2, "weight_decay": self.weight_decay}
+        return {**super().get_config(), **added}
 
 
 @_register
@@ -141,9 +141,9 @@ class Sgd(_Scaling, _KerasSgd):  # type: ignore[misc]
 
 
 class _HalfAdam(_KerasAdam):  # type: ignore[misc]
-    """Adam that can update weights in half precision, where the squares of most gradients are 0.
+    """Adam that can update weights in half precision, in which the squares of most gradients round to 0.
 
-    For those it keeps the root of the second moment, which is as large as the gradients, and calculates in float32.
+    For those it stores the root of the second moment, which is as large as the gradients, and computes in float32.
     """
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
@@ -167,7 +167,7 @@ class Adam(_Scaling, _HalfAdam):
 class Lars(_Scaling):
     """SGD with momentum whose steps are, layer by layer, in proportion to the weights' norm.
 
-    Weight decay is a part of the step and of the norm that it is divided by. What is no kernel gets plain steps.
+    Weight decay is a part of the step and of the norm that it is divided by. Other variables get plain steps.
     """
 
     def __init__(self, *, learning_rate: Any, momentum: float = 0.9, name: str = "Lars", **kwargs: Any) -> None:
@@ -181,7 +181,7 @@ class Lars(_Scaling):
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
         momentum = self.get_slot(var, "momentum")
-        # Norms are sums of squares, which half precision does not hold.
+        # Norms are sums of squares, which overflow or underflow in half precision.
         gradient, weights = tf.cast(grad, tf.float32), tf.cast(var, tf.float32)
         step = gradient
         if _is_kernel(var):
@@ -201,7 +201,7 @@ class Lars(_Scaling):
 
 @_register
 class Crossentropy(tf.keras.losses.Loss):  # type: ignore[misc]
-    """Cross-entropy of class numbers and logits, calculated in float32 whatever the model's precision."""
+    """Cross-entropy of class numbers and logits, computed in float32 regardless of the model's precision."""
 
     def __init__(self, label_smoothing: float = 0.0, reduction: str = "auto", name: Optional[str] = None) -> None:
         super().__init__(reduction=reduction, name=name or "crossentropy")
@@ -228,7 +228,7 @@ def _is_kernel(variable: Any) -> bool:
 
 
 def _assign(variable: Any, step: Any, slots: Sequence[Tuple[Any, Any]]) -> Any:
-    """Takes a step off a variable and gives its slots their new values, all rounded to the types that they have."""
+    """Subtracts a step from a variable and assigns its slots, all rounded to their types."""
     done = [slot.assign(tf.cast(value, slot.dtype), read_value=False) for slot, value in slots]
     done.append(variable.assign_sub(tf.cast(step, variable.dtype), read_value=False))
     return tf.group(*[operation for operation in done if operation is not None])  # in eager mode there are none

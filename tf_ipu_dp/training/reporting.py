@@ -1,4 +1,4 @@
-"""What a run tells the outside while it trains: heartbeat, stall watch, and the sinks of its records."""
+"""What a run reports while it trains: heartbeat, stall watch, and the sinks of its records."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class Reporting:
 
     @contextlib.contextmanager
     def records(self, step: int, resumed: bool) -> Iterator[Dict[int, Optional[float]]]:
-        """Opens the sinks for records after a step. Gives the leader the earlier validation losses, by their steps."""
+        """Opens the sinks for records after a step. Yields the earlier validation losses by step, on the leader."""
         if not self._world.is_leader:
             yield {}
             return
         past = [record for record in self._folder.read_metrics() if isinstance(record, ValidationRecord)]
-        # A resumed run is a second curve: event files cannot be cut back to the checkpoint's step.
+        # A resumed run is a second curve: event files cannot be truncated to the checkpoint's step.
         board = self._folder.tensorboard / f"from-step-{step:08d}" if resumed else self._folder.tensorboard
         with contextlib.closing(TensorBoardSink(board)) as tensorboard:
             self._sinks += [MetricsFileSink(self._folder, (record.step for record in past)), tensorboard]
             yield {record.step: record.loss for record in past}
 
     def write(self, record: MetricsRecord) -> None:
-        """Gives a record to every sink."""
+        """Writes a record to every sink."""
         for sink in self._sinks:
             sink.write(record)

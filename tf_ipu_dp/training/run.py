@@ -1,6 +1,6 @@
-"""What `train` does once TensorFlow is there: a run, from the attached device to the printed result and the exit code.
+"""One training run with TensorFlow: from attaching the device to the printed result and the exit code.
 
-Evaluation of a run and measuring its input begin the same way: `attach_session`.
+Evaluation and the input measurement start with `attach_session` too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
 from tf_ipu_dp.training.stop import SignalHandler
 
-# Where all instances would report the same, the leader does, and its exit ends the others within this time.
+# If all instances have the same error, only the leader reports it: its exit ends the others within this time.
 _LEADER_REPORTS_WITHIN_S = 1.5
 
 
@@ -44,23 +44,23 @@ def train(
         console.info(_version_line(plan, sdk))
         console.info(report.render_plan(plan, width, drawing=False).split("\n", 2)[2])
         made = attach_session(cfg, plan, sdk, instance)
-        # The folder comes last, so that a run that cannot be trained leaves none behind.
+        # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:
             loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began)
-            result = _run_and_keep_errors(loop, folder)
+            result = _run_and_save_errors(loop, folder)
         if made.world.is_leader:
             stdout.write(
                 f"{json.dumps(result.to_json())}\n" if cfg.json else result_report.render_result(result, width)
             )
             stdout.flush()
-        # Some launchers end all instances at the first exit code that is not 0: nobody leaves before all are done.
+        # Some launchers end all instances at the first exit code that is not 0, so all finish before any exits.
         made.world.barrier()
         return 128 + loop.stop_signal if loop.stop_signal else 0
 
 
 def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> TrainingSession:
-    """Attaches the device, opens the data, checks that all instances were started alike, and makes the model."""
-    # The device comes first: it may set TensorFlow's threads, which is impossible once TensorFlow has computed.
+    """Attaches the device, opens the data, checks that all instances match, and makes the model."""
+    # The device is attached first: it may set TensorFlow's threads, which is impossible once TensorFlow has computed.
     device = session.attach(cfg, plan, sdk, instance)
     source = session.open_source(cfg, plan)
     checks.compare_instances(cfg, plan, sdk, source, device.world)
@@ -69,9 +69,9 @@ def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> 
 
 @contextlib.contextmanager
 def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None) -> Iterator[None]:
-    """Lets the leader report an error that all instances have; an instance that is ended meanwhile reports nothing.
+    """Delays errors on other instances: the leader reports a common error, and its exit ends them before they do.
 
-    An instance that has lost its peers waits too: the launcher knows which one failed, and is about to end the others.
+    An instance that has lost its peers waits too: the launcher knows which one failed, and will end the others.
     """
     try:
         yield
@@ -92,8 +92,8 @@ def leader_reports_first(instance: int, signals: Optional[SignalHandler] = None)
         raise
 
 
-def _run_and_keep_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
-    """Runs the loop. What ends it is kept in the folder; what is not a bug of ours becomes a sentence."""
+def _run_and_save_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
+    """Runs the loop and saves its error in the folder; errors of the device or TensorFlow become a UsageError."""
     world = loop.world
     try:
         return loop.run()

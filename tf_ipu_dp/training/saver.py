@@ -30,13 +30,13 @@ class Saver:
 
     @property
     def last_saved(self) -> str:
-        """Returns a sentence on what there is to resume from."""
+        """Returns a sentence that names the last checkpoint."""
         return f"The last checkpoint is of step {self.saved_step:,}." if self.saved_step else "There is no checkpoint."
 
     def write_trial(self) -> None:
-        """Writes the state once and deletes it: a disk that cannot hold it is found now and not after an epoch.
+        """Writes the state once and deletes it: a disk that is too small fails now and not after an epoch.
 
-        The first write also costs TensorFlow several times what the later ones do.
+        For TensorFlow the first write is also several times slower than later ones.
         """
         try:
             self._write_and_delete()
@@ -47,9 +47,9 @@ class Saver:
             ) from error
 
     def weights_are_finite(self) -> bool:
-        """Whether the weights of all instances are finite: others are not worth saving."""
-        own = all(np.isfinite(weight).all() for weight in self._session.model.get_weights())
-        return all(answer for (answer,) in self._session.world.gather_numbers([own]))
+        """Whether the weights of all instances are finite; only those are worth saving."""
+        is_finite = all(np.isfinite(weight).all() for weight in self._session.model.get_weights())
+        return all(answer for (answer,) in self._session.world.gather_numbers([is_finite]))
 
     def save(self, step: int) -> None:
         """Saves a checkpoint of a step; called by all instances."""
@@ -63,7 +63,7 @@ class Saver:
         self.saved_step = step
 
     def _write_and_delete(self) -> None:
-        """Writes the state to a temporary folder: reading it may need all instances, whoever keeps it."""
+        """Writes the state to a temporary folder: reading it may need all instances, but only the leader saves it."""
         parent = str(self._folder.path) if self._session.world.is_leader else None
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=parent) as temporary:
             self._session.state.write(f"{temporary}/state")

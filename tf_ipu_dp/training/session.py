@@ -1,7 +1,7 @@
 """A training session: a model on its device with its data and optimizer; evaluates and restores it.
 
-Written against the SDK's API alone; what it is given may be the Poplar SDK or the emulator. The run around it, its
-steps and its files are the caller's.
+Uses only the SDK's API, so that it runs on the Poplar SDK and on the emulator. Steps and files of the run are the
+caller's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREFETCH_DEPTH = 3
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The IPUs of this instance, attached, and its place among the instances."""
+    """The attached IPUs of this instance, and its place among the instances."""
 
     strategy: Strategy
     distributed: bool  # the strategy is PopDist's, which divides losses by all replicas
@@ -77,7 +77,7 @@ class TrainingSession:
         )
 
     def evaluate(self, progress: Callable[[], None] = lambda: None) -> records.Scores:
-        """Returns the scores over every validation sample, each counted once, whatever the replicas and instances.
+        """Returns the scores over every validation sample, each counted once, on any number of replicas.
 
         `progress` is called after every execution.
         """
@@ -95,11 +95,11 @@ class TrainingSession:
         outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
         logits: Any = np.asarray(outputs, np.float64)
         labels = sources.labels_of_validation(self.source, run, instance)
-        # An instance whose part of the validation is empty has no means.
-        own = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
-        loss = math.nan if own.loss is None else own.loss
+        # An instance without validation samples has no means.
+        local = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
+        loss = math.nan if local.loss is None else local.loss
         count, *totals = self.world.sum_over_instances(
-            [own.samples, *(own.samples * each for each in (loss, own.top1, own.top5))]
+            [local.samples, *(local.samples * each for each in (loss, local.top1, local.top5))]
         )
         loss, top1, top5 = (total / count for total in totals)
         return records.Scores(int(count), records.finite(loss), top1, top5)
@@ -110,13 +110,13 @@ class TrainingSession:
         status = state.read(str(found.prefix))
         status.assert_existing_objects_matched()
         if not whole or found.manifest.step >= self.plan.epochs.updates:
-            status.expect_partial()  # the optimizer's part waits for steps that do not come
+            status.expect_partial()  # without further steps the optimizer's state stays unused
 
 
 def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     """Connects to the other instances and attaches the IPUs.
 
-    It comes before anything else that computes: seeds and TensorFlow's threads are set here, too.
+    Must be called before anything is computed, because it also sets seeds and TensorFlow's threads.
     """
     _seed_everything(cfg)
     ipu_config = sdk.ipu.config.IPUConfig()
@@ -124,13 +124,13 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     if cfg.deterministic:
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
     if cfg.precision == "16.16" and not cfg.deterministic:
-        # Without it, updates below half a step of the 16-bit weights are lost.
+        # Without it, updates below half the spacing of 16-bit weights are lost.
         ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
     distributed = bool(sdk.popdist.isPopdistEnvSet())
     if distributed:
         try:
             sdk.popdist.init()
-        except RuntimeError as error:  # the other instances cannot be reached; its text says why
+        except RuntimeError as error:  # the other instances cannot be reached; its text has the reason
             raise cli.UsageError(cli.first_line(str(error))) from error
         sdk.set_popdist_config(ipu_config, ipus_per_replica=run.topology.ipus_per_replica)
     else:
@@ -138,7 +138,7 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
-        # An error of the system's configuration already says what to do.
+        # A configuration error already includes advice.
         advice = " See which process uses them with gc-monitor, or ask for fewer."
         if isinstance(error, tf.errors.InvalidArgumentError):
             advice = ""
@@ -152,7 +152,7 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
 
 
 def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
-    """Opens the data set to learn from; one that cannot be read is a `cli.UsageError`."""
+    """Opens the data set; `cli.UsageError` if it cannot be read."""
     try:
         return sources.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
     except tf.errors.OpError as error:
@@ -173,7 +173,7 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         distributed=device.distributed,
     )
     with strategy.scope():
-        # Metrics made under the policy would count in 16 bits, too.
+        # Only the model uses the policy: metrics made under it would count in 16 bits.
         tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
         model = models.make_model(
             run.model.architecture,
@@ -206,19 +206,19 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
 
 
 def score(logits: Any, labels: Any) -> records.Scores:
-    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first counts as the higher."""
+    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first ranks higher."""
     rows = np.arange(len(labels))
     highest = logits.max(axis=1, keepdims=True)
-    own = logits[rows, labels]
-    losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - own
+    label_logits = logits[rows, labels]
+    losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - label_logits
     columns = np.arange(logits.shape[1])
-    above = logits > own[:, None]
-    equal_before = (logits == own[:, None]) & (columns < labels[:, None])
+    above = logits > label_logits[:, None]
+    equal_before = (logits == label_logits[:, None]) & (columns < labels[:, None])
     rank = (above | equal_before).sum(axis=1)
-    # A NaN is above nothing; a sample without a finite own logit is not right.
-    right = np.isfinite(own)
+    # NaN compares as false, so a sample whose label has no finite logit must be excluded.
+    is_valid = np.isfinite(label_logits)
     count = len(labels)
-    top1, top5 = (float((right & (rank < k)).sum() / count) for k in (1, 5))
+    top1, top5 = (float((is_valid & (rank < k)).sum() / count) for k in (1, 5))
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
 
 
@@ -240,7 +240,7 @@ def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accu
 
 
 def _seed_everything(cfg: TrainConfig) -> None:
-    # Keras warns about callbacks that save and models without metrics, which do not matter here.
+    # Silences Keras's warnings about callbacks that save and models without metrics.
     tf.get_logger().setLevel("ERROR")
     random.seed(cfg.seed)
     np.random.seed(cfg.seed % 2**32)
@@ -249,8 +249,8 @@ def _seed_everything(cfg: TrainConfig) -> None:
     if seed_keras is not None:
         seed_keras(cfg.seed % 2**32)
     if cfg.deterministic or cfg.evaluate:
-        # The host's kernels cut their sums by threads; as many on any number of IPUs give the same bits.
-        with contextlib.suppress(RuntimeError):  # TensorFlow has computed already, in a test or a notebook
+        # Kernels on the host split sums by thread, so the same bits need the same number of threads.
+        with contextlib.suppress(RuntimeError):  # TensorFlow is already initialised, in a test or a notebook
             tf.config.threading.set_intra_op_parallelism_threads(_threads())
     if cfg.deterministic:
         os.environ["TF_DETERMINISTIC_OPS"] = "1"
@@ -260,7 +260,7 @@ def _seed_everything(cfg: TrainConfig) -> None:
 
 
 def _threads() -> int:
-    """Returns a launcher's share of the cores for this instance; else half of them, for two micro batches in flight."""
+    """Returns the launcher's threads for this instance; else half the cores, for two concurrent micro batches."""
     given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     if given.isdigit() and int(given):
         return int(given)

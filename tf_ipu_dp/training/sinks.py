@@ -1,4 +1,4 @@
-"""Where a run's records go: metrics.jsonl, TensorBoard, console, heartbeat. A sink has one `write(record)`."""
+"""Destinations of a run's records: metrics.jsonl, TensorBoard, console, heartbeat. A sink has one `write(record)`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tf_ipu_dp.training.console import Console, render_duration
 
 
 class Sink(Protocol):
-    """Takes the records of a run, in their order."""
+    """Receives the records of a run in order."""
 
     def write(self, record: MetricsRecord) -> None:
-        """Takes in one record."""
+        """Writes one record."""
 
 
 class MetricsFileSink:
-    """Appends to metrics.jsonl, except a validation that is in it already: a resumed run may repeat its last one."""
+    """Appends to metrics.jsonl, except validations that it already has: a resumed run may repeat its last one."""
 
     def __init__(self, folder: RunFolder, validated_steps: Iterable[int]) -> None:
         self._folder, self._validated = folder, set(validated_steps)
@@ -58,7 +58,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._writer.close()
 
 
@@ -77,7 +77,7 @@ class ConsoleSink:
 
 
 class HeartbeatSink:
-    """Puts throughput and step into this instance's heartbeat."""
+    """Adds step and throughput to this instance's heartbeat."""
 
     def __init__(self, reporter: StatusReporter) -> None:
         self._reporter = reporter

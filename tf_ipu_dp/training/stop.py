@@ -1,7 +1,7 @@
-"""Why and when a run stops before its last step: signals, the time limit, early stopping, what is not finite.
+"""Why and when a run stops before its last step: signals, the time limit, early stopping, NaN, stalls.
 
-The instances exchange their wishes with the metrics of an execution, so that all of them stop after the same step. No
-TensorFlow.
+The instances exchange stop requests together with the metrics of an execution, so that all of them stop after the same
+step. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.runs.records import StopReason
 
-# Instances exchange this often whether to go on; each exchange costs some milliseconds.
+# How often instances exchange metrics and stop requests; each exchange costs some milliseconds.
 _EXCHANGE_PERIOD_S = 0.25
 
 
 class SignalHandler:
-    """Notes SIGINT and SIGTERM, for the run to stop after its execution; a second signal exits at once."""
+    """Records SIGINT and SIGTERM, so that the run stops after its execution; a second signal exits at once."""
 
     def __init__(self, info: Callable[[str], None], warning: Callable[[str], None]) -> None:
         self.received = 0
@@ -48,7 +48,7 @@ class EarlyStopping:
     """Stops a run whose validation loss has not improved for some validations. `patience` 0: never."""
 
     def __init__(self, patience: int, losses: Mapping[int, Optional[float]]) -> None:
-        """`losses` are those of validations before a resumption, by their steps."""
+        """`losses` are those of validations before a resumption, by step."""
         self._patience = patience
         self._losses: Dict[int, Optional[float]] = dict(losses)
 
@@ -57,7 +57,7 @@ class EarlyStopping:
         return step in self._losses
 
     def add(self, step: int, loss: Optional[float]) -> Optional[StopReason]:
-        """Takes in a validation's loss; returns why the run stops, if it does."""
+        """Adds a validation's loss; returns why the run stops, if it does."""
         self._losses[step] = loss
         return self.reason()
 
@@ -78,7 +78,7 @@ class EarlyStopping:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What the instances know of each other after an execution."""
+    """The combined values of all instances after an execution."""
 
     loss: float  # mean over the instances
     accuracy: float
@@ -88,7 +88,7 @@ class Exchange:
 
 
 class InstanceExchange:
-    """Lets the instances agree after an execution. Where clocks decide, the leader's does."""
+    """Exchanges values between the instances after an execution. Decisions by time use the leader's clock."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -100,7 +100,7 @@ class InstanceExchange:
         self.last_step = self.step_before = step
 
     def is_due(self, must_exchange: bool) -> bool:
-        """Whether the instances exchange after this execution; the same answer on all of them, without a clock."""
+        """Whether the instances exchange after this execution; the same on all of them, because no clock is used."""
         self._executions_left -= 1
         return must_exchange or self._executions_left <= 0 or self._world.instances == 1
 
@@ -117,14 +117,14 @@ class InstanceExchange:
     ) -> Exchange:
         """Exchanges this instance's values with the others; the leader's speed decides when the next one is due."""
         everyone = self._world.gather_numbers([loss, accuracy, signal, time_is_up, log_now, execution_s])
-        losses, accuracies, signals, times_up, wishes_to_log, seconds = zip(*everyone)
+        losses, accuracies, signals, times_up, log_requests, seconds = zip(*everyone)
         self._executions_left = max(int(_EXCHANGE_PERIOD_S / max(seconds[0], 1e-3)), 1)
         self.step_before, self.last_step = self.last_step, step
-        return Exchange(_mean(losses), _mean(accuracies), int(max(signals)), bool(times_up[0]), bool(wishes_to_log[0]))
+        return Exchange(_mean(losses), _mean(accuracies), int(max(signals)), bool(times_up[0]), bool(log_requests[0]))
 
 
 def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_command: str) -> Optional[StopReason]:
-    """Returns why a run stops that a signal or the time limit asks to stop."""
+    """Returns the stop reason of a signal or of the time limit; None if there is neither."""
     if exchange.signal:
         kind, cause = StopReason.SIGNAL, signal.Signals(exchange.signal).name
     elif exchange.time_is_up:
@@ -137,7 +137,7 @@ def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_com
 def not_finite(
     what: str, before: int, step: int, last_saved: str, *, learning_rate: float, precision: str
 ) -> StopReason:
-    """Returns why a run stops whose loss or weights became NaN or infinite between two steps."""
+    """Returns the stop reason for a loss or weights that became NaN or infinite between two steps."""
     advice = "use --loss_scaling=dynamic" if precision != "32.32" else "raise --warmup_epochs"
     return StopReason(
         StopReason.NOT_FINITE,
@@ -148,7 +148,7 @@ def not_finite(
 
 
 def weights_differ(difference: str, step: int, last_saved: str, resume_command: str) -> StopReason:
-    """Returns why a run stops whose instances no longer have the same weights."""
+    """Returns the stop reason for instances that no longer have the same weights."""
     return StopReason(
         StopReason.WEIGHTS_DIFFER,
         transient=True,
@@ -158,7 +158,7 @@ def weights_differ(difference: str, step: int, last_saved: str, resume_command: 
 
 
 def stalled(sentence: str, last_saved: str, resume_command: str) -> StopReason:
-    """Returns why a run stops that makes no progress."""
+    """Returns the stop reason for a run that makes no progress."""
     return StopReason(
         StopReason.STALL, transient=True, message=f"{sentence} {last_saved} Resume with {resume_command}."
     )

@@ -300,7 +300,7 @@ def test_synthetic_images_can_be_learned_and_come_from_the_seed():
 
 
 def test_large_synthetic_images_repeat_rather_than_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(built_in, "_MOST_SYNTHETIC_BYTES", 21 * 32 * 32 * 3)
+    monkeypatch.setattr(built_in, "_MAX_SYNTHETIC_BYTES", 21 * 32 * 32 * 3)
     facts = dataclasses.replace(DATASETS["synthetic"], train_samples=64, validation_samples=30)
     source = sources.open_source(facts, data_dir=None, seed=1)
     assert source.train.images.shape[0] == 20

@@ -66,7 +66,7 @@ def test_without_a_report_the_instance_that_left_no_error_is_the_one_that_the_ot
     assert (first.instance, first.secondary_failures) == (1, 2)
     several = failures.find_first_failure(1, None, [error(0, LOST_PEER)], 4)
     assert several.instance is None
-    assert several.last_lines == ("Instance 1, 2 or 3 left no error; the others lost their connection to it.",)
+    assert several.last_lines == ("Instance 1, 2 or 3 wrote no error; the others lost their connection to it.",)
 
 
 def test_where_all_lost_each_other_the_earliest_is_the_first():

@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_is_judged_by_what_there_is(run):
     folder = run((10.0, 9.9, 0.1), (10.0, 9.9, 0.1))
     found = diagnosis.explain(folder)
     assert (found.finished, found.updates, found.verdict.kind) == (False, 10, "none")
-    assert diagnosis.explain_lately(folder) == found.verdict
+    assert diagnosis.explain_recent(folder) == found.verdict
 
 
 def test_a_run_that_compiles_says_so(run):
@@ -83,7 +83,7 @@ def test_a_run_that_compiles_says_so(run):
     finally:
         reporter.stop()
     assert found.verdict.kind == "compiling" and "--executable_cache" in found.verdict.sentence
-    assert diagnosis.explain_lately(folder) is None
+    assert diagnosis.explain_recent(folder) is None
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "run.flags"])

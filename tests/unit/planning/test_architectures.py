@@ -88,8 +88,8 @@ def test_images_need_not_be_square():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"name": "vgg"}, f"There is no model 'vgg'; there are {', '.join(architectures.MODELS)}."),
-        ({"norm": "layer"}, "There is no norm 'layer'; there are batch, group."),
+        ({"name": "vgg"}, f"'vgg' is not a model; use one of {', '.join(architectures.MODELS)}."),
+        ({"norm": "layer"}, "'layer' is not a norm; use one of batch, group."),
         ({"width": 27}, "resnet8 takes images from 28x28 up, not 28x27."),
         ({"channels": 0}, "resnet8 cannot have 0 channels and 10 classes: both are at least 1."),
         ({"classes": 0}, "resnet8 cannot have 1 channels and 0 classes: both are at least 1."),

@@ -217,7 +217,7 @@ def take_another_step(folder):
         (lambda folder: (folder / "manifest.json").write_bytes(b""), "manifest.json is not a manifest"),
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is not text"),
         (put_schema_2, "manifest.json is of schema 2, and this version reads 1"),
-        (cut_short, "state.index has 3 bytes in place of 11"),
+        (cut_short, "state.index has 3 bytes instead of 11"),
         (flip, "state.index has other bytes than were written (its SHA-256 differs)"),
         (change_a_line_end, "manifest.json has other bytes than were written (its SHA-256 differs)"),
         (take_another_step, "it holds step 8"),
@@ -481,7 +481,7 @@ def test_differences_name_the_flags_and_variables_with_what_was_and_what_is():
 def test_of_many_differing_variables_the_first_are_named_and_the_rest_counted():
     current = [(f"extra_{number}", (1,), "float32") for number in range(40)]
     parts = checkpoints.differences(manifest(8), {}, [*VARIABLES, *current], [])
-    assert parts[0] == "the variable extra_0 was not there and is 1 float32"
+    assert parts[0] == "the variable extra_0 was missing and is 1 float32"
     assert parts[-1] == "37 more variables differ"
     assert len(parts) == 4
 
@@ -491,7 +491,7 @@ def test_variables_that_share_a_name_are_compared_each():
     saved = manifest(8, variables=twice)
     assert checkpoints.differences(saved, {}, twice, []) == []
     assert checkpoints.differences(saved, {}, twice[:1], []) == [
-        "the variable kernel (number 2 of this name) was 2 float32 and is not there"
+        "the variable kernel (number 2 of this name) was 2 float32 and is missing"
     ]
 
 

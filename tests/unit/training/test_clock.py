@@ -51,7 +51,7 @@ def test_the_parts_sum_to_the_total(start, compiling, epochs, end):
             assert seconds() == pytest.approx(validating, abs=1e-6)
         evaluation += validating
     now.sleep(end)
-    times = clock.slowest_times([clock.own_parts(None)])
+    times = clock.slowest_times([clock.parts(None)])
     parts = (times.compile_s, times.executing_s, times.between_s, times.bookkeeping_s, times.evaluation_s)
     assert parts == pytest.approx((compiling, executing, idle, bookkeeping, evaluation), abs=1e-6)
     assert times.total_s == pytest.approx(sum(parts) + start + end, abs=1e-6)
@@ -75,5 +75,5 @@ def test_bookkeeping_before_the_first_execution_is_part_of_compiling():
         now.sleep(2.0)
     clock.finish_compiling()
     clock.end_epoch()
-    times = clock.slowest_times([clock.own_parts(1.0)])
+    times = clock.slowest_times([clock.parts(1.0)])
     assert (times.compile_s, times.bookkeeping_s, times.input_wait_s) == (2.0, 0.0, 1.0)
