@@ -1,6 +1,6 @@
 """The bottleneck of a run, from its records, plan and flags. The only module that builds the input of `bottleneck`.
 
-The verdict at the end of training, the monitor's live verdict, `--explain`, `--json` and the exporter all use it. No
+The verdict at the end of training, the monitor's live verdict and `--explain`, as text or JSON, all come from here. No
 TensorFlow.
 """
 
