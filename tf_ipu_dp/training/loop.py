@@ -271,11 +271,11 @@ class TrainingLoop:
         finished = self.step >= self.plan.epochs.updates
         if finished:
             self.console.info(f"Nothing is left to train: the run has {self.plan.epochs.updates:,} updates.")
-        validated = self.world.broadcast_from_leader("yes" if self.early_stopping.has_validated(self.step) else "no")
-        if finished or (self._at_end_of_epoch() and validated == "no"):
+        # A run that was stopped early stops again, with the scores of its last step.
+        settled = self.early_stopping.has_validated(self.step) and not self.early_stopping.reason()
+        settled = self.world.broadcast_from_leader("yes" if settled else "no") == "yes"
+        if finished or (self._at_end_of_epoch() and not settled):
             self._validate()
-        else:
-            self._stop_early()  # it may have been interrupted, or started again, after early stopping
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
