@@ -152,7 +152,7 @@ def test_another_file_format_is_refused(tmp_path):
 def test_a_damaged_description_is_named(tmp_path):
     folder = write_set(tmp_path, "fruit/1.0.0")
     (folder / "dataset_info.json").write_text('{"splits": [')
-    assert f"--dataset=fruit cannot be read: {folder} does not hold" in refusal("fruit", tmp_path)
+    assert f"--dataset=fruit cannot be read: {folder} does not have the files" in refusal("fruit", tmp_path)
 
 
 def test_a_missing_set_is_refused_with_the_place_and_the_command(tmp_path):
