@@ -24,7 +24,7 @@ from absl import flags
 
 from tf_ipu_dp import cli, environment
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import launchers, restart, verify, world

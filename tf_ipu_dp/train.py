@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info, lookup
 from tf_ipu_dp.distributed import world
 from tf_ipu_dp.planning import plan, relayout
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(
-    cfg: schema.TrainConfig,
+    cfg: train_flags.TrainConfig,
     words: Sequence[str],
     launched: Optional[plan.LaunchedTopology],
     ranks: Optional[world.Ranks],
@@ -69,7 +69,7 @@ def _run(
 
 @contextlib.contextmanager
 def _error_saved_for_launcher(
-    cfg: schema.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
+    cfg: train_flags.TrainConfig, started: Union[plan.LaunchedTopology, world.Ranks, None]
 ) -> Iterator[None]:
     """Writes the error that ends one of several instances to the run's folder, where the launcher reads it."""
     try:
@@ -83,7 +83,7 @@ def _error_saved_for_launcher(
         raise
 
 
-def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> schema.TrainConfig:
+def _with_launched_instances(cfg: train_flags.TrainConfig, ranks: world.Ranks) -> train_flags.TrainConfig:
     """Sets the instances of a launcher without support for IPUs; one replica each, unless --ipus asks for more."""
     if cfg.instances not in (None, ranks.instances):
         raise cli.UsageError(
@@ -95,8 +95,8 @@ def _with_launched_instances(cfg: schema.TrainConfig, ranks: world.Ranks) -> sch
 
 
 def _keep_saved_global_batch(
-    cfg: schema.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
-) -> schema.TrainConfig:
+    cfg: train_flags.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
+) -> train_flags.TrainConfig:
     """Returns the config of a resumed run with its saved global batch, if the IPUs can divide it."""
     if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
         return cfg
@@ -107,7 +107,7 @@ def _keep_saved_global_batch(
     return relayout.keep_global_batch(cfg, dataset, saved.job_batch, launched) if saved else cfg
 
 
-def _parse(words: Sequence[str]) -> schema.TrainConfig:
+def _parse(words: Sequence[str]) -> train_flags.TrainConfig:
     """Parses the command line; with --evaluate, the run's saved flags are the defaults."""
     cfg = _with_expanded_paths(train_flags.parse(words))
     if cfg.evaluate and cfg.run_dir is not None:
@@ -118,7 +118,7 @@ def _parse(words: Sequence[str]) -> schema.TrainConfig:
     return cfg
 
 
-def _with_expanded_paths(cfg: schema.TrainConfig) -> schema.TrainConfig:
+def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfig:
     """Expands ~ in paths: a shell does not expand it in --flag=~/folder."""
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
     changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
@@ -126,7 +126,7 @@ def _with_expanded_paths(cfg: schema.TrainConfig) -> schema.TrainConfig:
 
 
 def _load_sdk_and_run(
-    cfg: schema.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float
+    cfg: train_flags.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float
 ) -> int:
     from tf_ipu_dp import sdk
 
@@ -170,7 +170,7 @@ def _load_sdk_and_run(
     return training_run.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
 
 
-def _show(cfg: schema.TrainConfig, run: plan.RunPlan) -> None:
+def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
     from tf_ipu_dp.planning import report  # imports rich
     from tf_ipu_dp.runs import run_folder
     from tf_ipu_dp.runs.plan_record import PlanRecord

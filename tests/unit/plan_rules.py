@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.config import train_flags, values
 from tf_ipu_dp.planning import plan as planner
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
@@ -15,7 +15,7 @@ CONFIGS = st.fixed_dictionaries(
     optional={
         "ipus": COUNTS,
         "pipeline_stages": st.integers(1, 9),
-        "pipeline_schedule": st.sampled_from(schema.SCHEDULES),
+        "pipeline_schedule": st.sampled_from(values.SCHEDULES),
         "instances": COUNTS,
         "hosts": st.one_of(st.integers(1, 9).map(str), st.sampled_from(["a", "a,b", "a,b,c", "n1,n2,n3,n4"])),
         "micro_batch_size": st.integers(1, 70),

@@ -84,7 +84,7 @@ FORMS = {
     ("planted", "target"),
     [
         ("runs/planted.py", ("training", "loop")),
-        ("emulator/planted.py", ("config", "schema")),
+        ("emulator/planted.py", ("config", "values")),
         ("monitoring/planted.py", ("emulator", "refusal")),
     ],
     ids=["upwards", "out of the emulator", "past the seam"],
@@ -99,7 +99,7 @@ def test_a_planted_violation_is_found(plant, form, planted, target):
     [
         ("runs/planted.py", "COMMAND = ['python', '-m', 'tf_ipu_dp.train']"),
         ("runs/planted.py", "TEXT = 'Start python -m tf_ipu_dp.launch, which plans as tf_ipu_dp.training.loop does.'"),
-        ("runs/planted.py", '"""tf_ipu_dp.training.loop"""\nfrom tf_ipu_dp.config import schema'),
+        ("runs/planted.py", '"""tf_ipu_dp.training.loop"""\nfrom tf_ipu_dp.config import values'),
         ("emulator/planted.py", "import tf_ipu_dp\nfrom . import refusal\nNAME = 'tf_ipu_dp.emulator.poprun'"),
         ("emulator/planted.py", "import importlib\ndef f(name): importlib.import_module(f'{__name__}.{name}')"),
         ("sdk.py", "from tf_ipu_dp import emulator"),

@@ -12,7 +12,7 @@ from typing import Any, Sequence, Tuple
 from absl import flags
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan
+from tf_ipu_dp.config.values import TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan
 
 # Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
 LARGEST_NUMBER = 2**31 - 1

@@ -2,27 +2,106 @@
 
 Each declaration defines the absl flag, its lines in `--help` and in docs/flags.md, and what a run checks: which values
 must match a checkpoint, which an evaluation takes from the run, and which may differ between instances.
-A new flag is a row here and a field of `schema.TrainConfig`.
+A new flag is a row here and a field of `TrainConfig`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from absl import flags
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import parsers, recipe
 from tf_ipu_dp.config.parsers import Parser, choice, real, switch, whole
-from tf_ipu_dp.config.schema import SCHEDULES, Duration, TimeSpan, TrainConfig
+from tf_ipu_dp.config.values import SCHEDULES, Duration, Hosts, LossScaling, TimeSpan
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.planning import architectures
 
 PRECISIONS = ("32.32", "16.32", "16.16")
 LR_SCHEDULES = ("constant", "step", "cosine", "polynomial")
 AUGMENTATIONS = ("auto", "none", "crop", "crop_flip", "imagenet")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One run as the flags ask for it. Field names are the flag names; defaults are in `train_flags` only.
+
+    None means that the flag was not given, and that the planner or the launcher decides.
+    """
+
+    ipus: Optional[int]
+    pipeline_stages: Optional[int]
+    pipeline_schedule: str
+    pipeline_splits: Optional[Tuple[str, ...]]
+    instances: Optional[int]
+    hosts: Optional[Hosts]
+    model: str
+    norm: Optional[str]
+    precision: str
+    recompute: bool
+    dataset: str
+    data_dir: Optional[str]
+    image_size: Optional[int]
+    augment: str
+    eight_bit_io: bool
+    prefetch: bool
+    micro_batch_size: int
+    gradient_accumulation: Optional[int]
+    global_batch_size: Optional[int]
+    device_iterations: int
+    updates_per_epoch: Optional[int]
+    epochs: Duration
+    optimizer: str
+    learning_rate: Optional[float]
+    lr_scaling: str
+    lr_base_batch: int
+    lr_schedule: str
+    lr_drop_epochs: Optional[Tuple[float, ...]]
+    warmup_epochs: Optional[float]
+    momentum: float
+    weight_decay: float
+    l2: float
+    label_smoothing: float
+    loss_scaling: Optional[LossScaling]
+    reduction: str
+    run_dir: Optional[str]
+    resume: bool
+    checkpoint_every: Optional[int]
+    keep_checkpoints: int
+    log_every: Optional[int]
+    time_limit: Optional[TimeSpan]
+    early_stop: Optional[int]
+    export: bool
+    seed: int
+    deterministic: bool
+    check_weights_every: int
+    stall_timeout: TimeSpan
+    sdk: str
+    executable_cache: Optional[str]
+    json: bool
+    dry_run: bool
+    format: str
+    evaluate: bool
+    input_only: bool
+
+    @property
+    def requested_stages(self) -> Optional[int]:
+        """Pipeline stages that the flags ask for, by number or by their split points; None if they do not set it."""
+        return self.pipeline_stages or (len(self.pipeline_splits) + 1 if self.pipeline_splits else None)
+
+    @classmethod
+    def from_flags(cls, fv: flags.FlagValues) -> TrainConfig:
+        """Returns the config of parsed flags. Other code reads the config, never the flags."""
+        values: Dict[str, Any] = {field.name: fv[field.name].value for field in dataclasses.fields(cls)}
+        return cls(**values)
+
+    def flag_lines(self) -> Tuple[str, ...]:
+        """Returns the flags that parse into this config, one per line of a flag file."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return tuple(cli.flag_text(name, value) for name, value in values if value is not None)
 
 
 class Effect(enum.Enum):

@@ -8,7 +8,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.config.schema import Hosts, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import Hosts
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import plan, relayout
 from tf_ipu_dp.runs import run_folder

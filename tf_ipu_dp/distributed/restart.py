@@ -16,7 +16,8 @@ import time
 from typing import IO, Callable, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import Hosts, TimeSpan, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import Hosts, TimeSpan
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.distributed.failures import FirstFailure

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Callable, ContextManager, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import Duration, Hosts
+from tf_ipu_dp.config.values import Duration, Hosts
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.distributed.failures import FirstFailure

@@ -14,7 +14,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning import errors, plan

@@ -10,7 +10,7 @@ import math
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 
 _MAX_VALUES = 12
 

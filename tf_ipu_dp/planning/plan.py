@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, Tuple
 
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import errors, rules
 from tf_ipu_dp.planning.architectures import ModelPlan

@@ -7,7 +7,8 @@ import math
 from typing import Optional, Tuple
 
 from tf_ipu_dp.config.recipe import LR_DROP_SHARES, MAX_WARMUP_SHARE, OPTIMIZERS, STATIC_LOSS_SCALE, WARMUP_EPOCHS
-from tf_ipu_dp.config.schema import LossScaling, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.planning.steps import Batch, Epochs
 
 

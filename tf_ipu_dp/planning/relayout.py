@@ -9,7 +9,8 @@ import dataclasses
 from typing import List, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import SCHEDULES, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import SCHEDULES
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import errors, rules
 from tf_ipu_dp.planning.errors import Fix, PlanError, Problem

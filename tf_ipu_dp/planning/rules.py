@@ -12,7 +12,8 @@ import math
 from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import SCHEDULES, Duration, Hosts, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import SCHEDULES, Duration, Hosts
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import architectures, errors
 from tf_ipu_dp.planning.architectures import Architecture, ModelPlan

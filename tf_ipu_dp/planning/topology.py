@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterator, Optional, Sequence
 
-from tf_ipu_dp.config.schema import Hosts
+from tf_ipu_dp.config.values import Hosts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
@@ -79,7 +79,7 @@ class RunFolder:
         except OSError:
             return ""
 
-    def write_start(self, cfg: schema.TrainConfig, plan: PlanRecord) -> None:
+    def write_start(self, cfg: train_flags.TrainConfig, plan: PlanRecord) -> None:
         """Writes flags, config and plan, and removes the result of an earlier start."""
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
         command = f"python -m tf_ipu_dp.train --flagfile={shlex.quote(str(self.run_flags))}"

@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli, sdk_types
 from tf_ipu_dp.config import recipe, train_flags
-from tf_ipu_dp.config.schema import LossScaling, TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, result_report
 from tf_ipu_dp.sdk import Sdk

@@ -6,7 +6,7 @@ import json
 import math
 from typing import List, TextIO
 
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning.plan import RunPlan

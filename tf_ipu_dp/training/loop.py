@@ -15,7 +15,7 @@ import threading
 from typing import Optional
 
 from tf_ipu_dp import __version__, cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.monitoring import bottleneck, diagnosis
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints

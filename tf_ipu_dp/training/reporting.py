@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Dict, Iterator, List, Optional
 
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.heartbeat import StatusReporter

@@ -14,7 +14,7 @@ from typing import Iterator, Optional, TextIO
 import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.checkpoints import Store
 from tf_ipu_dp.runs.run_folder import RunFolder

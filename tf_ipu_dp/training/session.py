@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.schema import TrainConfig
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan

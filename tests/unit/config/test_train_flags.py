@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.config import train_flags, values
 
 FLAGS = [
     "augment",
@@ -73,7 +73,7 @@ def test_these_are_the_flags_and_a_new_one_is_a_decision():
 
 
 def test_the_config_has_a_field_and_the_help_has_a_line_for_every_flag():
-    assert sorted(field.name for field in dataclasses.fields(schema.TrainConfig)) == FLAGS
+    assert sorted(field.name for field in dataclasses.fields(train_flags.TrainConfig)) == FLAGS
     assert sorted(name for names in train_flags.GROUPS.values() for name in names) == FLAGS
     assert sorted(flag.name for flag in train_flags.FLAGS) == FLAGS
 
@@ -135,7 +135,7 @@ def test_the_flags_can_be_defined_on_any_flag_values():
     fv = flags.FlagValues()
     train_flags.define_flags(fv)
     fv(["program", "--ipus=8"])
-    assert schema.TrainConfig.from_flags(fv).ipus == 8
+    assert train_flags.TrainConfig.from_flags(fv).ipus == 8
 
 
 def test_what_was_not_given_is_none():
@@ -153,7 +153,7 @@ def test_the_config_cannot_be_changed():
     [("5", (5, "epochs")), ("5epochs", (5, "epochs")), ("200steps", (200, "steps")), ("1 step", (1, "steps"))],
 )
 def test_a_duration_is_epochs_or_steps(text, duration):
-    assert train_flags.parse([f"--epochs={text}"]).epochs == schema.Duration(*duration)
+    assert train_flags.parse([f"--epochs={text}"]).epochs == values.Duration(*duration)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "steps", "5 days", "", "5stepsx", "٣", "9" * 5000])
@@ -164,7 +164,7 @@ def test_what_is_no_duration_is_refused(text):
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2 h", 7200), ("0s", 0)])
 def test_a_time_has_a_unit_or_is_in_seconds(text, seconds):
-    assert train_flags.parse([f"--stall_timeout={text}"]).stall_timeout == schema.TimeSpan(seconds)
+    assert train_flags.parse([f"--stall_timeout={text}"]).stall_timeout == values.TimeSpan(seconds)
 
 
 @pytest.mark.parametrize("text", ["-1s", "1.5h", "1d", "", "s", "9" * 5000])
@@ -175,7 +175,7 @@ def test_what_is_no_time_is_refused(text):
 
 @pytest.mark.parametrize(("text", "hosts"), [("2", (2, ())), ("a,b", (2, ("a", "b"))), ("n1.x", (1, ("n1.x",)))])
 def test_hosts_are_a_number_or_names(text, hosts):
-    assert train_flags.parse([f"--hosts={text}"]).hosts == schema.Hosts(*hosts)
+    assert train_flags.parse([f"--hosts={text}"]).hosts == values.Hosts(*hosts)
 
 
 @pytest.mark.parametrize("text", ["0", "a,,b", "a,a", "a b", "", "-2", "2.5", "0x4", "nöde", "9" * 5000])
@@ -196,9 +196,9 @@ def test_json_and_mermaid_exclude_each_other_and_a_drawing_is_for_a_dry_run():
 
 @given(
     ipus=st.one_of(st.none(), st.integers(1, 2**20)),
-    hosts=st.one_of(st.none(), st.integers(1, 9).map(schema.Hosts), st.just(schema.Hosts(2, ("a", "b")))),
-    epochs=st.builds(schema.Duration, st.integers(1, 999), st.sampled_from(["epochs", "steps"])),
-    limit=st.one_of(st.none(), st.builds(schema.TimeSpan, st.integers(0, 10**6))),
+    hosts=st.one_of(st.none(), st.integers(1, 9).map(values.Hosts), st.just(values.Hosts(2, ("a", "b")))),
+    epochs=st.builds(values.Duration, st.integers(1, 999), st.sampled_from(["epochs", "steps"])),
+    limit=st.one_of(st.none(), st.builds(values.TimeSpan, st.integers(0, 10**6))),
     dry_run=st.booleans(),
     run_dir=st.one_of(st.none(), st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1)),
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp.config import schema, train_flags
+from tf_ipu_dp.config import train_flags, values
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.distributed import failures, job, restart
 from tf_ipu_dp.planning import errors, plan
@@ -65,9 +65,9 @@ def test_a_lost_host_is_left_out_and_the_hosts_that_stay_share_the_instances():
     planned = plan_job("--hosts=a,b,c,d", "--instances=8", "--ipus=8")
     wanted = restart.plan_fewer_instances(planned, FASHION, ["b"])
     assert (wanted.instances, wanted.ipus, str(wanted.hosts)) == (4, 4, "a,c")
-    assert restart.plan_fewer_instances(planned, FASHION, ["a", "b", "c"]).hosts == schema.Hosts(1, ("d",))
+    assert restart.plan_fewer_instances(planned, FASHION, ["a", "b", "c"]).hosts == values.Hosts(1, ("d",))
     assert restart.plan_fewer_instances(planned, FASHION, ["a", "b", "c", "d"]) is None
-    assert restart.plan_fewer_instances(plan_job("--hosts=2"), FASHION, ()).hosts == schema.Hosts(1)
+    assert restart.plan_fewer_instances(plan_job("--hosts=2"), FASHION, ()).hosts == values.Hosts(1)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.keras import pipelines, saved_options
-from tf_ipu_dp.emulator.keras.model_options import (
-    ReplicatedMetricReductionMethod,
-    is_on_ipu,
-    options_of,
-    pipelining_of,
-)
+from tf_ipu_dp.emulator.keras.model_options import ReplicatedMetricReductionMethod, is_on_ipu, options_of, pipelining_of
 from tf_ipu_dp.emulator.keras.replica_data import (
     ReplicaData,
     data_adapter,

@@ -15,12 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime.pipeline_accumulation import (
-    SUMMABLE,
-    GradientAccumulation,
-    OutfeedSums,
-    empty_vectors,
-)
+from tf_ipu_dp.emulator.runtime.pipeline_accumulation import SUMMABLE, GradientAccumulation, OutfeedSums, empty_vectors
 from tf_ipu_dp.emulator.runtime.pipeline_layout import (
     PipelineSchedule,
     PipelineStageOptions,
