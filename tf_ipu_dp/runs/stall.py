@@ -20,7 +20,7 @@ class Stall:
 
 
 class StallDetector:
-    """The last heartbeat of each instance and when it was received, by this instance's clock."""
+    """The last heartbeat of each other instance and when it was received, by this instance's clock."""
 
     def __init__(self) -> None:
         self._received: Dict[int, Tuple[Status, float]] = {}
@@ -36,7 +36,7 @@ class StallDetector:
         self._received.pop(instance, None)
 
     def knows(self, instance: int) -> bool:
-        """Whether an instance has a heartbeat and has not ended."""
+        """Whether another instance has a heartbeat and has not ended."""
         return instance in self._received
 
     def discount_pause(self, seconds: float) -> None:
@@ -49,10 +49,10 @@ class StallDetector:
         `watched` is false in phases of unknown length, in which only a missing heartbeat counts. If the culprit is not
         known, this instance is named.
         """
-        everyone = list(self._received.values())  # a copy: another thread adds to it
+        others = list(self._received.values())  # a copy: another thread adds to it
         stalled = watched and own.still_s > limit_s
         max_age_s = min(limit_s, _NO_HEARTBEAT_DURING_STALL_S) if stalled else limit_s
-        missing = [(status, now - at) for status, at in everyone if now - at > max_age_s]
+        missing = [(status, now - at) for status, at in others if now - at > max_age_s]
         if missing:
             status, seconds = max(missing, key=lambda each: each[1])
             return Stall(
@@ -62,7 +62,7 @@ class StallDetector:
             )
         if not stalled:
             return None
-        known = [status for status, _ in everyone]
+        known = [own, *(status for status, _ in others)]
         suspects = [status for status in known if status.waits_for == INPUT]
         suspects = suspects or [status for status in known if status.waits_for != OTHERS and len(known) > 1]
         if not suspects:

@@ -89,9 +89,7 @@ class StallWatch:
         watched = self._reporter.watched or without_input
         limit_s = max(self._limit_s, 3 * max(tuple(self._step_times), default=0.0))
         leader_decides = self._instance != _LEADER and self._detector.knows(_LEADER) and not without_input
-        if not leader_decides:
-            self._detector.observe(own, now)
-        elif watched:
+        if leader_decides and watched:
             # Only the leader knows which instance the others wait for; this one watches the leader's heartbeat.
             watched = False
             limit_s = self._limit_s if own.still_s <= limit_s else min(self._limit_s, 5 * PERIOD_S)

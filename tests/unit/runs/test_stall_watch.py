@@ -119,6 +119,17 @@ def test_the_leader_names_the_instance_whose_input_does_not_come_and_that_one_do
     assert "waiting for input" in found[0].sentence
 
 
+def test_an_instance_that_started_before_its_leader_reports_no_stall_of_its_own(tmp_path, clock):
+    job = Job(tmp_path, 2, clock)
+    job.silent.add(0)
+    job.progress()
+    assert job.beat() == {}
+    job.silent.clear()
+    for _ in range(30):
+        job.progress()
+        assert job.beat() == {}
+
+
 def test_an_instance_whose_leader_has_ended_judges_for_itself(tmp_path, clock):
     job = Job(tmp_path, 2, clock)
     job.progress()
