@@ -1,4 +1,4 @@
-"""Fixtures for all tests: an emulated partition of their own, commands as subprocesses, and waiting for a condition."""
+"""Fixtures for all tests: an emulated partition of their own, commands, instances, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -65,6 +65,29 @@ def start_command():
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def poprun(run_command):
+    """Runs a program as instances under the emulator's poprun and returns its exit code, stdout and stderr."""
+
+    def run(instances, replicas, *words, **options):
+        shape = ("--num-instances", instances, "--num-replicas", replicas)
+        done = run_command("emulator.poprun", *shape, *words, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def start_poprun(start_command):
+    """Starts a program as instances under the emulator's poprun and returns the process of poprun."""
+
+    def start(instances, replicas, *words, **options):
+        shape = ("--num-instances", instances, "--num-replicas", replicas)
+        return start_command("emulator.poprun", *shape, *words, **options)
+
+    return start
 
 
 def _command_line(name, words):

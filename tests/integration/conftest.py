@@ -25,29 +25,6 @@ def train(run_command):
 
 
 @pytest.fixture(scope="session")
-def poprun(run_command):
-    """Runs a program as instances under the emulator's poprun and returns its exit code, stdout and stderr."""
-
-    def run(instances, replicas, *words, **options):
-        shape = ("--num-instances", instances, "--num-replicas", replicas)
-        done = run_command("emulator.poprun", *shape, *words, **options)
-        return done.returncode, done.stdout, done.stderr
-
-    return run
-
-
-@pytest.fixture
-def start_poprun(start_command):
-    """Starts a program as instances under the emulator's poprun and returns the process of poprun."""
-
-    def start(instances, replicas, *words, **options):
-        shape = ("--num-instances", instances, "--num-replicas", replicas)
-        return start_command("emulator.poprun", *shape, *words, **options)
-
-    return start
-
-
-@pytest.fixture(scope="session")
 def records():
     """Reads the records of a run's metrics.jsonl; a line that is still being written is left out."""
 

@@ -54,7 +54,7 @@ def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole, steps_of):
     assert result["updates"] == 256 and result["validation"]["samples"] == 2048
     assert result["validation"]["top1"] > 0.5 and 0 < result["utilisation_pct"] <= 100
     seconds = result["seconds"]
-    parts = sum(seconds[name] for name in ("compile", "executing", "evaluation", "overhead"))
+    parts = sum(seconds[name] for name in ("compile", "training", "evaluation", "overhead"))
     assert parts == pytest.approx(seconds["total"], rel=1e-3)
     assert steps_of(folder) == [128, 256]
 

@@ -160,16 +160,16 @@ class RunTimes(Record):
 
     @property
     def training_s(self) -> float:
-        """Returns the time that throughput is measured over."""
+        """Returns the time in training, which throughput and verdicts are measured over."""
         return self.executing_s + self.between_s + self.bookkeeping_s
 
     @property
     def overhead_s(self) -> float:
-        """Returns the time outside compiling, executing and evaluation: these four sum to the total."""
-        return max(self.total_s - self.compile_s - self.executing_s - self.evaluation_s, 0.0)
+        """Returns the time outside compiling, training and evaluation: these four sum to the total."""
+        return max(self.total_s - self.compile_s - self.training_s - self.evaluation_s, 0.0)
 
     def _fields_to_json(self) -> Dict[str, Any]:
-        return {**super()._fields_to_json(), "overhead": self.overhead_s}
+        return {**super()._fields_to_json(), "training": self.training_s, "overhead": self.overhead_s}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,14 +13,13 @@ from tf_ipu_dp.runs.records import RunResult, Scores, ValidationRecord
 def render_result(result: RunResult, width: int) -> str:
     """Returns the table that ends a run."""
     times = result.times
-    training = None if times.input_wait_s is None else times.executing_s - times.input_wait_s
     rate = result.samples_per_s
     scores = result.scores
     rows = [
         ("Updates", f"{result.updates:,}", f"of {result.planned_updates:,}"),
         ("Compiling", _seconds(times.compile_s), "s, with the first execution"),
-        ("Training", _seconds(times.executing_s if training is None else training), "s"),
-        ("Input wait", _seconds(times.input_wait_s), "s"),
+        ("Training", _seconds(times.training_s), "s"),
+        ("Input wait", _seconds(times.input_wait_s), "s, part of training"),
         ("Evaluation", _seconds(times.evaluation_s), "s"),
         ("Overhead", _seconds(times.overhead_s), "s"),
         ("Total", _seconds(times.total_s), "s"),

@@ -10,38 +10,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp.emulator import poprun
+from tf_ipu_dp.emulator import poprun as poprun_command
 from tf_ipu_dp.emulator.launcher import job, poprun_options
 
 SMALL = st.integers(1, 64)
-
-
-SOON_S = 10  # a second or two where nothing else runs, and far from the minutes that the programs here sleep
-
-
-def start(*words, **environ):
-    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", *map(str, words)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}
-    )
-
-
-def run(*words, **environ):
-    process = start(*words, **environ)
-    stdout, stderr = process.communicate(timeout=240)
-    return process.returncode, stdout, stderr
-
-
-def start_instances(count, program, *words, **environ):
-    shape = ("--num-instances", count, "--num-replicas", count)
-    return start(*shape, *words, sys.executable, "-c", program, **environ)
 
 
 def is_running(pid):
@@ -155,22 +133,22 @@ def test_options_survive_a_file_and_the_command_line_wins_over_it(tmp_path):
 PROGRAM = "import os, sys; print(os.environ['POPDIST_REPLICA_INDEX_OFFSET'], sys.argv[1:]); print('e', file=sys.stderr)"
 
 
-def test_every_instance_gets_its_place_and_its_output_a_tag():
-    code, out, err = run("--num-instances", 2, "--num-replicas", 4, sys.executable, "-c", PROGRAM, "--flag", "x")
+def test_every_instance_gets_its_place_and_its_output_a_tag(poprun):
+    code, out, err = poprun(2, 4, sys.executable, "-c", PROGRAM, "--flag", "x")
     assert code == 0
     assert sorted(out.splitlines()) == ["[1,0]<stdout>:0 ['--flag', 'x']", "[1,1]<stdout>:2 ['--flag', 'x']"]
     assert sorted(err.splitlines()) == ["[1,0]<stderr>:e", "[1,1]<stderr>:e"]
 
 
-def test_the_emulator_is_there_without_the_program_knowing():
+def test_the_emulator_is_there_without_the_program_knowing(poprun):
     program = "import popdist, os; print(popdist.getNumTotalReplicas(), os.environ['GIVEN'])"
-    code, out, _ = run("--num-replicas", 2, "--mpi-local-args", "-x 'GIVEN=a b'", "python3", "-c", program)
+    code, out, _ = poprun(1, 2, "--mpi-local-args", "-x 'GIVEN=a b'", "python3", "-c", program)
     assert (code, out) == (0, "[1,0]<stdout>:2 a b\n")
 
 
-def test_the_topology_is_a_table_and_options_without_effect_are_named_once():
-    code, out, err = run(
-        "--num-instances", 2, "--num-replicas", 4, "--ipus-per-replica", 2, "--num-ilds", 2, "--print-topology", "yes",
+def test_the_topology_is_a_table_and_options_without_effect_are_named_once(poprun):
+    code, out, err = poprun(
+        2, 4, "--ipus-per-replica", 2, "--num-ilds", 2, "--print-topology", "yes",
         "--vipu-partition", "p", "--update-partition=yes", "true",
     )  # fmt: skip
     assert code == 0
@@ -203,7 +181,7 @@ def test_the_topology_is_a_table_and_options_without_effect_are_named_once():
 )  # fmt: skip
 def test_impossible_options_are_refused_in_a_sentence(words, text, capfd, monkeypatch):
     monkeypatch.delenv("IPU_EMULATOR_IPUS", raising=False)
-    assert poprun.main(words.split()) == 1
+    assert poprun_command.main(words.split()) == 1
     out, err = capfd.readouterr()
     assert not out and text in err and err.startswith("poprun: ") and len(err.splitlines()) == 1
 
@@ -217,9 +195,11 @@ sys.exit(7)
 """
 
 
-def test_the_first_failure_ends_all_and_is_shown_and_reported(tmp_path):
+def test_the_first_failure_ends_all_and_is_shown_and_reported(tmp_path, start_poprun):
     report = tmp_path / "report.json"
-    process = start_instances(4, FAILING, "--only-output-from-instance", 0, IPU_EMULATOR_REPORT=str(report))
+    process = start_poprun(
+        4, 4, "--only-output-from-instance", 0, sys.executable, "-c", FAILING, IPU_EMULATOR_REPORT=str(report)
+    )
     _, err = process.communicate(timeout=120)
     assert process.returncode == 7
     assert "[1,1]<stderr>:last words" in err and "instance 1 exited with status 7" in err
@@ -246,8 +226,8 @@ os._exit(1)
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_a_killed_instance_is_the_first_even_if_its_peer_fails_at_once(attempt):
-    process = start_instances(2, LOSING_ITS_PEER, WHERE=f"{os.getpid()}-{attempt}")
+def test_a_killed_instance_is_the_first_even_if_its_peer_fails_at_once(attempt, start_poprun):
+    process = start_poprun(2, 2, sys.executable, "-c", LOSING_ITS_PEER, WHERE=f"{os.getpid()}-{attempt}")
     os.kill(int(process.stdout.readline().split(":")[1]), signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 137 and "instance 1 was killed by SIGKILL" in err
@@ -273,8 +253,10 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize(("status", "blamed"), [("3", (1, 3)), ("0", (0, 5))])
-def test_the_instance_with_the_first_exit_notice_failed_first_if_it_failed_at_all(status, blamed):
-    process = start_instances(2, SENDING_EXIT_NOTICES, WHERE=f"{os.getpid()}-{status}", STATUS=status)
+def test_the_instance_with_the_first_exit_notice_failed_first_if_it_failed_at_all(status, blamed, start_poprun):
+    process = start_poprun(
+        2, 2, sys.executable, "-c", SENDING_EXIT_NOTICES, WHERE=f"{os.getpid()}-{status}", STATUS=status
+    )
     _, err = process.communicate(timeout=120)
     instance, code = blamed
     assert process.returncode == code
@@ -291,9 +273,9 @@ time.sleep(300 * popdist.getInstanceIndex())
 """
 
 
-def test_jobs_beside_each_other_have_different_ipus(tmp_path):
+def test_jobs_beside_each_other_have_different_ipus(tmp_path, start_poprun):
     partition = {"IPU_EMULATOR_DIR": str(tmp_path / "partition"), "IPU_EMULATOR_IPUS": "8"}
-    jobs = [start_instances(2, DEVICES, **partition) for _ in range(4)]
+    jobs = [start_poprun(2, 2, sys.executable, "-c", DEVICES, **partition) for _ in range(4)]
     found = [[int(each.stdout.readline().split(":")[1]) for _ in range(2)] for each in jobs]
     for each in jobs:
         each.kill()
@@ -310,8 +292,8 @@ time.sleep(300)
 """
 
 
-def test_processes_that_ignore_sigterm_or_left_their_session_are_ended_too():
-    process = start_instances(2, STUBBORN)
+def test_processes_that_ignore_sigterm_or_left_their_session_are_ended_too(start_poprun):
+    process = start_poprun(2, 2, sys.executable, "-c", STUBBORN)
     pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split(":")[1].split()]
     os.kill(pids[0], signal.SIGUSR1)
     process.communicate(timeout=120)
@@ -328,18 +310,17 @@ time.sleep(300)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=str)
-def test_whatever_ends_poprun_ends_the_instances_and_all_that_they_started(number):
-    process = start_instances(2, SLEEPING)
+def test_whatever_ends_poprun_ends_the_instances_and_all_that_they_started(number, start_poprun, wait_until):
+    process = start_poprun(2, 2, sys.executable, "-c", SLEEPING)
     pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split(":")[1].split()]
     process.send_signal(number)
     process.communicate(timeout=120)
-    deadline = time.monotonic() + SOON_S
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = [pid for pid in pids if is_running(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left
+    try:
+        # Their own end comes after five minutes.
+        wait_until(lambda: not any(map(is_running, pids)), limit_s=60)
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
 
 
@@ -356,8 +337,8 @@ time.sleep(300)
 """
 
 
-def test_a_signal_is_forwarded_once_and_leaves_time_to_save():
-    process = start("--num-instances", 2, "--num-replicas", 2, sys.executable, "-c", SAVING, 4)
+def test_a_signal_is_forwarded_once_and_leaves_time_to_save(start_poprun):
+    process = start_poprun(2, 2, sys.executable, "-c", SAVING, 4)
     for _ in range(2):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -366,8 +347,8 @@ def test_a_signal_is_forwarded_once_and_leaves_time_to_save():
     assert sorted(line.split(":")[1] for line in out.splitlines()) == ["asked"] * 2 + ["saved"] * 2
 
 
-def test_a_second_signal_kills_all_at_once():
-    process = start("--num-instances", 2, "--num-replicas", 2, sys.executable, "-c", SAVING, 300)
+def test_a_second_signal_kills_all_at_once(start_poprun):
+    process = start_poprun(2, 2, sys.executable, "-c", SAVING, 300)
     for _ in range(2):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -402,9 +383,9 @@ def test_lines_stay_whole_and_keep_every_byte():
     assert len(lines) == 4 * 302
 
 
-def test_a_closed_output_ends_the_job_quietly():
+def test_a_closed_output_ends_the_job_quietly(start_poprun):
     endless = "while True: print('line', flush=True)"
-    process = start_instances(2, endless)
+    process = start_poprun(2, 2, sys.executable, "-c", endless)
     process.stdout.readline()
     process.stdout.close()
     process.wait(timeout=120)
