@@ -16,6 +16,7 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 PACKAGE = "tf_ipu_dp"
 EMULATOR = "tf_ipu_dp.emulator"
 SEAM = "tf_ipu_dp.sdk"
+_IMPORTING_ON_DEMAND = {EMULATOR, f"{EMULATOR}.sdk_api.ipu"}
 
 # From the bottom up. A module belongs to the longest name here that it begins with, and may refer to its own room and
 # to lower rows. A new room gets its row here.
@@ -98,12 +99,15 @@ def modules_without_a_layer(folder: Path) -> List[str]:
 def import_cycles(folder: Path) -> List[List[str]]:
     """Returns the groups of modules that import each other, in functions or at the top.
 
-    What the emulator's package itself imports is left out: it serves its modules by name when a program asks for them.
+    An import also runs the packages that the target is in, unless the importing module is in them as well. What
+    packages import on demand, when a program asks for a module by name, is left out.
     """
     graph: Dict[str, Set[str]] = {name: set() for name in find_modules(folder)}
     for each in find_references(folder):
-        if not each.by_name and each.target in graph and each.source != EMULATOR:
+        if not each.by_name and each.target in graph and each.source not in _IMPORTING_ON_DEMAND:
+            packages = (each.target[:end] for end, letter in enumerate(each.target) if letter == ".")
             graph[each.source].add(each.target)
+            graph[each.source].update(package for package in packages if not _within(each.source, package))
     return [sorted(group) for group in _strongly_connected(graph) if len(group) > 1]
 
 

@@ -130,6 +130,12 @@ def test_a_cycle_that_a_function_hides_is_found(plant):
     assert import_rules.import_cycles(package) == [["tf_ipu_dp.runs.one", "tf_ipu_dp.runs.two"]]
 
 
+def test_a_cycle_through_a_package_is_found(plant):
+    plant("runs/__init__.py", "from tf_ipu_dp.datasets import info")
+    package = plant("datasets/info.py", "from tf_ipu_dp.runs import records")
+    assert import_rules.import_cycles(package) == [["tf_ipu_dp.datasets.info", "tf_ipu_dp.runs"]]
+
+
 @pytest.mark.parametrize("text", ["import os.path", "from time import sleep", "print(1)", "def f():\n    open('x')"])
 def test_a_pure_module_that_reaches_for_the_outside_is_found(plant, text):
     (sentence,) = import_rules.outside_uses(plant("planning/planted.py", text))

@@ -2,7 +2,7 @@
 
 Each declaration defines the absl flag, its lines in `--help` and in docs/flags.md, and what a run checks: which values
 must match a checkpoint, which an evaluation takes from the run, and which may differ between instances.
-A new flag is a row here and a field of `TrainConfig`.
+A new flag is a row here and a field of `TrainConfig`, or of `RecipeFlags` if it changes how the weights are updated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,20 @@ AUGMENTATIONS = ("auto", "none", "crop", "crop_flip", "imagenet")
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
+class RecipeFlags:
+    """Flags of a run that are part of its planned recipe as they are. No flag here may be None."""
+
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    l2: float
+    label_smoothing: float
+    reduction: str
+    precision: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(RecipeFlags):
     """One run as the flags ask for it. Field names are the flag names; defaults are in `train_flags` only.
 
     None means that the flag was not given, and that the planner or the launcher decides.
@@ -40,7 +53,6 @@ class TrainConfig:
     hosts: Optional[Hosts]
     model: str
     norm: Optional[str]
-    precision: str
     recompute: bool
     dataset: str
     data_dir: Optional[str]
@@ -54,19 +66,13 @@ class TrainConfig:
     device_iterations: int
     updates_per_epoch: Optional[int]
     epochs: Duration
-    optimizer: str
     learning_rate: Optional[float]
     lr_scaling: str
     lr_base_batch: int
     lr_schedule: str
     lr_drop_epochs: Optional[Tuple[float, ...]]
     warmup_epochs: Optional[float]
-    momentum: float
-    weight_decay: float
-    l2: float
-    label_smoothing: float
     loss_scaling: Optional[LossScaling]
-    reduction: str
     run_dir: Optional[str]
     resume: bool
     checkpoint_every: Optional[int]
@@ -319,6 +325,12 @@ def define_flags(fv: flags.FlagValues) -> None:
 def default_texts() -> Dict[str, str]:
     """Returns the defaults as typed after `=`: what runs of releases without a flag were trained with."""
     return {flag.name: cli.typed(flag.default) for flag in FLAGS if flag.default is not None}
+
+
+def recipe_defaults() -> Dict[str, Any]:
+    """Returns the defaults of the flags in a recipe: what plans of releases without a flag were made with."""
+    names = {field.name for field in dataclasses.fields(RecipeFlags)}
+    return {flag.name: flag.default for flag in FLAGS if flag.name in names}
 
 
 def names_tied_to_weights() -> Tuple[str, ...]:

@@ -7,28 +7,21 @@ import math
 from typing import Optional, Tuple
 
 from tf_ipu_dp.config.recipe import LR_DROP_SHARES, MAX_WARMUP_SHARE, OPTIMIZERS, STATIC_LOSS_SCALE, WARMUP_EPOCHS
-from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.config.train_flags import RecipeFlags, TrainConfig
 from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.planning.steps import Batch, Epochs
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """How the weights change, with every number resolved. Lengths are in weight updates."""
+class Recipe(RecipeFlags):
+    """How the weights change: flags as they are, and numbers that depend on the job. Lengths are in weight updates."""
 
-    optimizer: str  # sgd, adam or lars
     learning_rate: float  # the highest, after --lr_scaling
     schedule: str  # constant, step, cosine or polynomial
     warmup_updates: int  # updates in which the rate rises from 0 to the highest
     updates: int  # of the whole run: where cosine and polynomial reach 0
     drops: Tuple[int, ...]  # updates at which --lr_schedule=step drops to a tenth
-    momentum: float
-    weight_decay: float
-    l2: float
-    label_smoothing: float
     loss_scale: Optional[float]  # 1: none; None: dynamic
-    reduction: str  # mean or sum
-    precision: str  # 32.32, 16.32 or 16.16
 
 
 def plan_recipe(config: TrainConfig, batch: Batch, epochs: Epochs) -> Recipe:
@@ -47,17 +40,11 @@ def plan_recipe(config: TrainConfig, batch: Batch, epochs: Epochs) -> Recipe:
         drops = tuple(round(epoch * per_epoch) for epoch in config.lr_drop_epochs)
     scaling = config.loss_scaling or LossScaling(1.0 if config.precision == "32.32" else STATIC_LOSS_SCALE)
     return Recipe(
-        optimizer=config.optimizer,
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(RecipeFlags)},
         learning_rate=rate * factor,
         schedule=config.lr_schedule,
         warmup_updates=warmup,
         updates=updates,
         drops=drops if config.lr_schedule == "step" else (),
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        l2=config.l2,
-        label_smoothing=config.label_smoothing,
         loss_scale=scaling.factor,
-        reduction=config.reduction,
-        precision=config.precision,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Optional, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
 
 from tf_ipu_dp import __version__
+from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.planning.plan import Batch, RunPlan
 from tf_ipu_dp.planning.recipe import Recipe
 from tf_ipu_dp.runs.records import Record
@@ -140,6 +141,13 @@ class PlanRecord(Record):
     def job_batch(self) -> Batch:
         """Returns the batch as the planner takes it, to plan the same global batch on another topology."""
         return Batch(self.batch.micro_batch_samples, self.batch.accumulation_micro_batches, self.topology.replicas)
+
+    @classmethod
+    def _upgrade(cls, value: Dict[str, Any], schema: int) -> Dict[str, Any]:
+        """Adds recipe flags that the release of this plan did not have."""
+        if isinstance(value.get("recipe"), Mapping):
+            value["recipe"] = {**train_flags.recipe_defaults(), **value["recipe"]}
+        return super()._upgrade(value, schema)
 
     @classmethod
     def of(cls, plan: RunPlan) -> PlanRecord:

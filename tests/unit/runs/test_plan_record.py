@@ -20,6 +20,14 @@ def test_the_batch_of_a_run_is_read_from_its_plan():
     assert PlanRecord.of(run).job_batch == run.batch
 
 
+def test_a_plan_made_before_a_flag_of_the_recipe_existed_has_its_default():
+    record = PlanRecord.of(plan_words("--ipus=8", "--momentum=0.5", "--l2=0.25"))
+    value = record.to_json()
+    del value["recipe"]["momentum"]
+    recipe = PlanRecord.from_json(value).recipe
+    assert (recipe.momentum, recipe.l2) == (0.9, 0.25)
+
+
 def test_the_json_has_every_replica_and_numbers_with_units_in_the_keys():
     run = plan_words("--ipus=8", "--pipeline_stages=3", "--instances=2", "--epochs=20steps")
     value = json.loads(json.dumps(PlanRecord.of(run).to_json()))
