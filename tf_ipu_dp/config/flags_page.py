@@ -21,8 +21,8 @@ def render_page() -> str:
         "# Flags",
         "<!-- Generated from tf_ipu_dp/config/train_flags.py: python -m tf_ipu_dp.config > docs/flags.md -->",
         "```\npython -m tf_ipu_dp.train [--flag=value ...]\n```",
-        "These are the flags of `train`. `python -m tf_ipu_dp.launch` takes all of them and a few more; each "
-        "command lists its flags with `--help`. `--flagfile=PATH` reads flags from a file, one per line; a flag on the "
+        "These are the flags of `train`. `launch` takes all of them and [a few more](instances.md); each command lists "
+        "its flags with `--help`. `--flagfile=PATH` reads flags from a file, one per line; a flag on the "
         "command line wins over the file's.",
         _render_classes(),
     ]
