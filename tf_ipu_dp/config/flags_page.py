@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import List, Sequence
 
 from absl import flags
@@ -57,12 +58,21 @@ def _render_classes() -> str:
 def _render_row(flag: Flag, fv: flags.FlagValues) -> str:
     choices = getattr(flag.parser, "enum_values", None) or ()
     cells = [
-        f"`{cli.flag_form(fv[flag.name])}`",
+        _render_form(flag.name, choices, cli.flag_form(fv[flag.name])),
         cli.describe_choices(flag.help, choices),
         flag.open_default or _render_value(flag.default),
         _ON_RESUMPTION[flag.effect],
     ]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(cells)} |"
+
+
+def _render_form(name: str, choices: Sequence[str], form: str) -> str:
+    """Returns how the flag is written, without a bar: sites and repositories disagree on bars in a table."""
+    if choices:
+        return f"`--{name}={{{','.join(choices)}}}`"
+    form = re.sub(r"\[.*?\]", lambda optional: optional[0].replace("|", "/"), form)
+    first, *others = form.split("|")
+    return " or ".join([f"`{first}`", *(f"`--{name}={other}`" for other in others)])
 
 
 def _render_value(value: object) -> str:
