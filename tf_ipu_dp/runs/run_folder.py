@@ -23,6 +23,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tup
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
@@ -164,14 +165,18 @@ class RunFolder:
         """
         return self._write_error(InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text))
 
-    def write_stall(self, instance: int, text: str, *, host: str, reported_by: int) -> Path:
-        """Keeps that an instance has stalled, which another one reports. Returns the file."""
-        return self._write_error(InstanceError(instance, host, os.getpid(), _now(), True, text, reported_by))
+    def write_stall(self, stalled: Status, text: str, *, reported_by: int) -> Path:
+        """Writes that an instance has stalled, which another one reports. Returns the file.
+
+        If the stalled process continues, what it writes then is a consequence.
+        """
+        error = InstanceError(stalled.instance, stalled.host, stalled.pid, _now(), True, text, reported_by)
+        return self._write_error(error)
 
     def _write_error(self, error: InstanceError) -> Path:
         path = self.errors / f"instance-{error.instance:03d}.txt"
         before = _read_error(path)
-        if before and before.process == os.getpid() and before.host == socket.gethostname():
+        if before and (before.process, before.host) == (error.process, error.host):
             return path
         head = {
             "instance": error.instance,

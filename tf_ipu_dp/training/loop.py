@@ -308,7 +308,7 @@ class TrainingLoop:
 
     def _write_stall(self, culprit: Status, message: str) -> None:
         with contextlib.suppress(cli.UsageError):
-            self.folder.write_stall(culprit.instance, message, host=culprit.host, reported_by=self.world.instance)
+            self.folder.write_stall(culprit, message, reported_by=self.world.instance)
 
     def _result(self) -> RunResult:
         parts = self.clock.parts(self.meter.device.input_wait_s)

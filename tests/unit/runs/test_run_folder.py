@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.runs import records, run_folder
+from tf_ipu_dp.runs.heartbeat import Status
 
 NOW = datetime(2026, 1, 5, 10, 0, 0)
 HOLDER = """
@@ -237,9 +238,15 @@ def test_of_one_processs_errors_the_first_stays_and_another_processs_takes_its_p
 
 
 def test_a_stall_is_kept_for_the_stalled_instance_with_who_reported_it(folder):
-    folder.write_stall(2, "No heartbeat for 7 s.", host="node07", reported_by=0)
+    folder.write_stall(Status("run", 2, 4, "node07", 42), "No heartbeat for 7 s.", reported_by=0)
     (error,) = folder.read_errors()
     assert (error.instance, error.host, error.reported_by, error.transient) == (2, "node07", 0, True)
+
+
+def test_a_stalled_process_that_continues_does_not_replace_the_report_of_its_stall(folder):
+    folder.write_stall(Status("run", 1, 2, socket.gethostname(), os.getpid()), "No heartbeat for 7 s.", reported_by=0)
+    folder.write_error(1, "Connection closed by peer")
+    assert [error.text for error in folder.read_errors()] == ["No heartbeat for 7 s."]
 
 
 def test_errors_come_in_the_order_of_their_times_and_other_files_are_passed_over(folder):
@@ -361,6 +368,7 @@ def test_a_reader_that_follows_the_metrics_finds_a_record_in_every_line_that_has
 import sys
 from pathlib import Path
 from tf_ipu_dp.runs import records, run_folder
+from tf_ipu_dp.runs.heartbeat import Status
 folder = run_folder.RunFolder(Path(sys.argv[1]))
 utilisation = {str(number): 50.0 for number in range(50)}
 for step in range(3000):
