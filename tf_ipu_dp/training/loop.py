@@ -1,29 +1,22 @@
 """The training loop: fit an execution, record, stop?, save, validate; from the newest checkpoint to the last step.
 
 The plan is made elsewhere. `meters` and `clock` measure, `stop` decides when to stop, `reporting` writes records and
-heartbeats, and `session` has the model on its device.
+heartbeats, `validation` evaluates, and `session` has the model on its device.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import math
-import os
-import threading
 from typing import Optional
 
-from tf_ipu_dp import __version__, cli
+from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.monitoring import bottleneck, diagnosis
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints
-from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.plan_record import PlanRecord
-from tf_ipu_dp.runs.records import RunResult, Scores, StopReason, ValidationRecord
+from tf_ipu_dp.runs.records import RunResult, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
-from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, stop
 from tf_ipu_dp.training.clock import RunClock
@@ -33,12 +26,13 @@ from tf_ipu_dp.training.executions import AfterExecution, Execution
 from tf_ipu_dp.training.export import export_model
 from tf_ipu_dp.training.meters import RunMeter
 from tf_ipu_dp.training.reporting import Reporting
+from tf_ipu_dp.training.result import make_result
 from tf_ipu_dp.training.saver import Saver
 from tf_ipu_dp.training.session import TrainingSession
+from tf_ipu_dp.training.validation import Validation
 
 # Where --log_every is not given, records are at least this far apart: short epochs would spend their time on logging.
 _LOG_PERIOD_S = 1.0
-_WRITE_STALL_WITHIN_S = 5.0
 
 
 class TrainingError(cli.UsageError):
@@ -65,7 +59,6 @@ class TrainingLoop:
     ) -> None:
         self.cfg, self.plan, self.sdk, self.session, self.folder = cfg, plan, sdk, session, folder
         self.console, self.signals, self.world = console, signals, session.world
-        self.record = PlanRecord.of(plan)
         self.resume_command = f"--flagfile={folder.run_flags} --run_dir={folder.path}"
         self.clock = RunClock(began)
         self.meter = RunMeter(plan, sdk, self.world, session.learning_rate)
@@ -73,13 +66,12 @@ class TrainingLoop:
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, console.warning)
         self.saver = Saver(cfg, plan, sdk, session, folder, self.store)
         self.cache = ExecutableCache(sdk.executable_cache)
-        self.reporting = Reporting(cfg, plan, sdk, self.world, folder, console, self._exit_stalled)
-        self.early_stopping = stop.EarlyStopping(0, {})
+        self.reporting = Reporting(cfg, plan, sdk, self.world, folder, console, self._stalled)
+        self.validation = Validation(cfg, plan, session, self.clock, self.reporting, console)
         self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
         self.step = self.epoch = self.epoch_end = 0
         self.stop: Optional[StopReason] = None
         self.stop_signal = 0  # received by any instance
-        self.scores: Optional[Scores] = None
         self.logged_step, self.logged_at_s = 0, -math.inf
 
     def run(self) -> RunResult:
@@ -87,7 +79,7 @@ class TrainingLoop:
         with self.reporting.heartbeat():
             resumed = self._resume()
             with self.reporting.records(self.step, resumed) as past_losses:
-                self.early_stopping = stop.EarlyStopping(self.cfg.early_stop or 0, past_losses)
+                self.validation.add_past(past_losses)
                 self._train(resumed)
             if self.stop and self.stop.is_failure:
                 raise TrainingError(self.stop)
@@ -95,7 +87,10 @@ class TrainingLoop:
                 self.reporting.phase("exporting", watched=False)
                 with self.console.waiting("exporting"):
                     export_model(self.session, self.plan, self.sdk, self.folder)
-            result = self._result()
+            result = make_result(
+                self.session, self.folder, self.clock, self.meter,
+                step=self.step, scores=self.validation.scores, stopped=self.stop,
+            )  # fmt: skip
             if self.world.is_leader:
                 self.folder.write_result(result)
             return result
@@ -113,15 +108,15 @@ class TrainingLoop:
                 self.console.info(f"The learning rate schedule now ends after {now:,} updates instead of {before:,}.")
         if self.world.is_leader:
             self.store.set_aside_after(self.step)
-            self.folder.write_start(self.cfg, self.record)
+            self.folder.write_start(self.cfg, PlanRecord.of(self.plan))
             self.folder.truncate_metrics(after_step=self.step)
         return found is not None
 
     def _train(self, resumed: bool) -> None:
         self.meter.start()
         try:
-            if resumed:
-                self._validate_if_missing()
+            if resumed and self.validation.is_missing(self.step, at_end_of_epoch=self._at_end_of_epoch()):
+                self._validate()
             while self.step < self.plan.epochs.updates and not self.stop:
                 self._train_epoch()
                 if not self.stop and self._at_end_of_epoch():
@@ -239,43 +234,11 @@ class TrainingLoop:
         self.reporting.phase("training")
 
     def _validate(self) -> None:
-        first = self.scores is None  # it compiles, so its duration is not known
-        progress = functools.partial(self.reporting.phase, "evaluating", self.step, watched=not first)
-        progress()
-        with self.clock.evaluating() as seconds:
-            self.scores = scores = self.session.evaluate(progress)
-            epoch = self.step / self.plan.epochs.updates_per_epoch
-            record = ValidationRecord(
-                self.step, epoch, scores.loss, scores.top1, scores.top5, seconds(), scores.samples
-            )
-        self.reporting.write(record)
-        self.early_stopping.add(self.step, scores.loss)
+        scores = self.validation.run(self.step)
         if scores.loss is None:
             self._stop_not_finite("The validation loss")
-        else:
-            self._stop_early()
-
-    def _stop_early(self) -> None:
-        """Stops a run whose validation loss does not improve, unless this was its last step anyway."""
-        if not self.cfg.early_stop or self.step >= self.plan.epochs.updates:
-            return
-        # Only the leader knows the validations before a resumption.
-        reason = self.early_stopping.reason() if self.world.is_leader else None
-        agreed = self.world.broadcast_from_leader(json.dumps(reason.to_json()) if reason else "")
-        if agreed:
-            self.stop = StopReason.from_json(json.loads(agreed))
-            self.console.info(self.stop.message)
-
-    def _validate_if_missing(self) -> None:
-        """Validates a resumed run that was interrupted before its validation, or that has nothing left to train."""
-        finished = self.step >= self.plan.epochs.updates
-        if finished:
-            self.console.info(f"Nothing is left to train: the run has {self.plan.epochs.updates:,} updates.")
-        # A run that was stopped early stops again, with the scores of its last step.
-        settled = self.early_stopping.has_validated(self.step) and not self.early_stopping.reason()
-        settled = self.world.broadcast_from_leader("yes" if settled else "no") == "yes"
-        if finished or (self._at_end_of_epoch() and not settled):
-            self._validate()
+        elif self.step < self.plan.epochs.updates:
+            self.stop = self.validation.early_stop()
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates
@@ -296,39 +259,5 @@ class TrainingLoop:
             what, before, self.step, self.saver.last_saved, learning_rate=rate, precision=self.cfg.precision
         )
 
-    def _exit_stalled(self, stall: Stall) -> None:
-        """Exits from the watching thread: the main thread may hang inside the device or a collective."""
-        reason = stop.stalled(stall.sentence, self.saver.last_saved, self.resume_command)
-        self.console.warning(f"train: {reason.message}")
-        # The folder may be what does not respond: it gets some seconds.
-        writer = threading.Thread(target=self._write_stall, args=(stall.culprit, reason.message), daemon=True)
-        writer.start()
-        writer.join(_WRITE_STALL_WITHIN_S)
-        os._exit(1)
-
-    def _write_stall(self, culprit: Status, message: str) -> None:
-        with contextlib.suppress(cli.UsageError):
-            self.folder.write_stall(culprit, message, reported_by=self.world.instance)
-
-    def _result(self) -> RunResult:
-        parts = self.clock.parts(self.meter.device.input_wait_s)
-        times = self.clock.slowest_times(self.world.gather_numbers(parts))
-        verdict = diagnosis.judge(self.record, self.cfg, self.meter.records, times)
-        if self.step and not self.clock.compiled:
-            verdict = bottleneck.NOTHING_TRAINED
-        timed = self.meter.timed_samples
-        return RunResult(
-            run_dir=str(self.folder.path),
-            model=self.cfg.model,
-            dataset=self.cfg.dataset,
-            replicas=self.plan.topology.replicas,
-            updates=self.step,
-            planned_updates=self.plan.epochs.updates,
-            times=times,
-            samples_per_s=timed / times.training_s if timed and times.training_s else None,
-            utilisation_pct=self.meter.device.utilisation_pct,
-            scores=self.scores,
-            verdict=verdict,
-            stopped=self.stop,
-            version=__version__,
-        )
+    def _stalled(self, sentence: str) -> StopReason:
+        return stop.stalled(sentence, self.saver.last_saved, self.resume_command)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import Callable, Dict, Iterator, List, Optional
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs.heartbeat import StatusReporter
-from tf_ipu_dp.runs.records import MetricsRecord, ValidationRecord
+from tf_ipu_dp.runs.heartbeat import Status, StatusReporter
+from tf_ipu_dp.runs.records import MetricsRecord, StopReason, ValidationRecord
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.runs.stall_watch import StallWatch
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink, TensorBoardSink
+
+_WRITE_STALL_WITHIN_S = 5.0
 
 
 class Reporting:
@@ -29,9 +34,10 @@ class Reporting:
         world: World,
         folder: RunFolder,
         console: Console,
-        on_stall: Callable[[Stall], None],
+        stalled: Callable[[str], StopReason],
     ) -> None:
-        self._world, self._folder = world, folder
+        """`stalled` returns the stop reason for a sentence about a stall."""
+        self._world, self._folder, self._console, self._stalled = world, folder, console, stalled
         self._reporter = StatusReporter(
             folder.path,
             instance=world.instance,
@@ -39,7 +45,9 @@ class Reporting:
             planned_steps=plan.epochs.updates,
             waits_for=sdk.waits_for,
         )
-        self._watch = StallWatch(folder.path, self._reporter, limit_s=cfg.stall_timeout.seconds, on_stall=on_stall)
+        self._watch = StallWatch(
+            folder.path, self._reporter, limit_s=cfg.stall_timeout.seconds, on_stall=self._exit_stalled
+        )
         self._sinks: List[Sink] = [HeartbeatSink(self._reporter), ConsoleSink(console, plan)]
         self.phase = self._reporter.update
         self.expect_step_time = self._watch.expect_step_time
@@ -72,3 +80,17 @@ class Reporting:
         """Writes a record to every sink."""
         for sink in self._sinks:
             sink.write(record)
+
+    def _exit_stalled(self, stall: Stall) -> None:
+        """Exits from the watching thread: the main thread may hang inside the device or a collective."""
+        message = self._stalled(stall.sentence).message
+        self._console.warning(f"train: {message}")
+        # The folder may be what does not respond: it gets some seconds.
+        writer = threading.Thread(target=self._write_stall, args=(stall.culprit, message), daemon=True)
+        writer.start()
+        writer.join(_WRITE_STALL_WITHIN_S)
+        os._exit(1)
+
+    def _write_stall(self, culprit: Status, message: str) -> None:
+        with contextlib.suppress(cli.UsageError):
+            self._folder.write_stall(culprit, message, reported_by=self._world.instance)

@@ -1,4 +1,4 @@
-"""Scores of predictions; learners on devices are in tests/integration/test_training.py and test_instances.py."""
+"""Scores of predictions; sessions on devices are in tests/integration/test_training.py and test_instances.py."""
 
 from __future__ import annotations
 
