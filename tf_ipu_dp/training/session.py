@@ -191,6 +191,8 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
             steps_per_execution=run.keras.steps_per_execution,
         )
         evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
+        # Not on the evaluator: without a pipeline the SDK reduces the outputs of predict over the replicas too.
+        model.set_replication_options(replicated_metric_reduction_method="MEAN")
         for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
             _set_options(each, cfg, run, sdk, accumulation, method)
     return TrainingSession(
@@ -224,7 +226,6 @@ def score(logits: Any, labels: Any) -> records.Scores:
 
 def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
     topology = run.topology
-    model.set_replication_options(replicated_metric_reduction_method="MEAN")
     model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
     if topology.pipeline_stages == 1:
         model.set_gradient_accumulation_options(

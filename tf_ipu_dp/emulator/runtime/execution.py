@@ -100,7 +100,10 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
 
 
 def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
-    """Returns the function of an execution that predicts; the micro batches come back joined, in order."""
+    """Returns the function of an execution that predicts; the micro batches come back joined, in order.
+
+    As in the SDK, the outputs of the replicas are reduced like their metrics, and every replica returns the result.
+    """
 
     def predict(iterator: Any, replica_metrics: ReplicaMetrics) -> Any:
         model._predict_counter.assign_add(shape.steps)
@@ -120,7 +123,8 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
             stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, graph_loops.stack(count - 1, step, first))]
         if replica_metrics.concurrent:
             stacked = [_interleave(tensor) for tensor in replicas.all_reduce(stacked, tf.stack)]
-        return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
+        reduced = [_reduce_over_replicas(tensor, shape) for tensor in stacked]
+        return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in reduced])
 
     return _Execution(model, shape, predict, "predict_step")
 
@@ -215,6 +219,17 @@ def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any
     return gradient_reduction.all_reduce(
         model, replica_metrics.concurrent, "results", [replica_metrics.contribution()]
     )[0]
+
+
+def _reduce_over_replicas(outputs: Any, shape: Shape) -> Any:
+    """Replaces the outputs of each replica, [step x replica, batch, ...], by what all replicas give together."""
+    if shape.metrics == "NONE" or shape.replicas == 1:
+        return outputs
+    of_steps = tf.reshape(outputs, tf.concat([[shape.steps, shape.replicas], tf.shape(outputs)[1:]], axis=0))
+    if shape.metrics == "LIST":
+        return tf.repeat(of_steps, shape.replicas, axis=0)
+    reduce = tf.reduce_mean if shape.metrics == "MEAN" else tf.reduce_sum
+    return tf.repeat(reduce(of_steps, axis=1), shape.replicas, axis=0)
 
 
 def _interleave(tensor: Any) -> Any:
