@@ -14,7 +14,7 @@ from tensorflow.python.framework import errors
 
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers
+from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers, synthetic_data
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -271,7 +271,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
     global _system  # noqa: PLW0603
     if not isinstance(config, IPUConfig):
         raise TypeError(f"configure_ipu_system takes an IPUConfig, not {type(config).__name__}.")
-    _read_flags()
+    flags = _read_flags()
     _check(config)
     if _system is not None:
         if not reset_configuration:
@@ -279,6 +279,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
         logging.getLogger("tensorflow").warning("IPU devices have been configured before; resetting them.")
         reset_ipu_configuration()
     _normalise(config)
+    synthetic_data.configure(flags)
     _system = ConfiguredSystem(config)
     if not patches.is_applied("configured devices"):
         patches.on_undo("configured devices", reset_ipu_configuration)
@@ -291,6 +292,7 @@ def reset_ipu_configuration() -> None:
         _system.release()
         _system = None
         random_numbers.forget_seed()
+        synthetic_data.configure({})
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
