@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import logging
 import os
@@ -14,7 +15,15 @@ from tensorflow.python.framework import errors
 
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers, synthetic_data
+from tf_ipu_dp.emulator.runtime import (
+    cores,
+    feeds,
+    floating_point,
+    instances,
+    poplar_flags,
+    random_numbers,
+    synthetic_data,
+)
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -213,7 +222,7 @@ class ConfiguredSystem:
     """The devices of this process, and the configuration that they were made from."""
 
     def __init__(self, config: IPUConfig) -> None:
-        self.config: Any = config
+        self.config: Any = copy.deepcopy(config)  # what the program sets later has no effect
         self._attachments: List[registry.Attachment] = []
         kind = self.config.device_connection.type
         self._on_demand = kind is DeviceConnectionType.ON_DEMAND
@@ -250,6 +259,11 @@ class ConfiguredSystem:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
             yield
+        except errors.InvalidArgumentError as error:
+            sentence = floating_point.explain(error)
+            if sentence is None:
+                raise
+            raise errors.InternalError(None, None, sentence) from error
         finally:
             waited = feeds.seconds_waited()
             for attachment in self._attachments:
@@ -266,23 +280,39 @@ _system: Optional[ConfiguredSystem] = None
 
 
 def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: bool = True) -> None:
-    """Checks the configuration and attaches its devices; devices configured before are reset with a warning."""
+    """Checks the configuration and attaches its devices. Devices that are configured differently are reset first.
+
+    Devices that have an equal configuration stay attached.
+    """
     del device
     global _system  # noqa: PLW0603
     if not isinstance(config, IPUConfig):
         raise TypeError(f"configure_ipu_system takes an IPUConfig, not {type(config).__name__}.")
     flags = _read_flags()
     _check(config)
+    _normalise(config)
     if _system is not None:
+        if _system.config.to_dict() == config.to_dict():
+            return
         if not reset_configuration:
-            raise Exception("IPU devices are configured already; call reset_ipu_configuration first.")
+            raise errors.FailedPreconditionError(
+                None, None, "IPU devices are configured differently already; call reset_ipu_configuration first."
+            )
         logging.getLogger("tensorflow").warning("IPU devices have been configured before; resetting them.")
         reset_ipu_configuration()
-    _normalise(config)
     synthetic_data.configure(flags)
+    _configure_arithmetic(config.floating_point_behaviour)
     _system = ConfiguredSystem(config)
     if not patches.is_applied("configured devices"):
         patches.on_undo("configured devices", reset_ipu_configuration)
+
+
+def _configure_arithmetic(asked: Any) -> None:
+    names = ("inv", "div0", "oflo", "nanoo")
+    behaviour = floating_point.Behaviour(**{name: asked.set_all or getattr(asked, name) for name in names})
+    rounds = asked.set_all or asked.esr is not StochasticRoundingBehaviour.OFF
+    # All instances have the same configuration: one message is enough.
+    floating_point.configure(behaviour, stochastic_rounding=rounds and instances.position() == 0)
 
 
 def reset_ipu_configuration() -> None:
@@ -293,6 +323,7 @@ def reset_ipu_configuration() -> None:
         _system = None
         random_numbers.forget_seed()
         synthetic_data.configure({})
+        floating_point.configure(floating_point.Behaviour(), stochastic_rounding=False)
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
