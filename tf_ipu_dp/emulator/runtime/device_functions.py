@@ -229,7 +229,7 @@ def _ignore_jit_compile() -> None:
 
 
 def _cache_functions_by_program() -> None:
-    """Makes TensorFlow trace a function again for a program with other replicas."""
+    """Makes TensorFlow trace a function again for a program with other replicas or another configuration."""
     if patches.is_applied("function cache"):
         return
     owner: Any = function_context or function.Function
@@ -241,7 +241,7 @@ def _cache_functions_by_program() -> None:
         found, program = stock(*args, **kwargs), replicas.current()
         if program is None or tf.executing_eagerly():
             return found
-        added = (program.replicas, instances.members())
+        added = (program.replicas, instances.members(), ipu_config.configured_system().number)
         if not function_context:
             return (*found[:-1], (found[-1], *added))
         context = found.context

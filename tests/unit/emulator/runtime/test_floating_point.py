@@ -140,6 +140,29 @@ def test_keras_training_raises_on_overflow_and_otherwise_is_the_same(device, rep
         weights_after(device(replicas, "oflo"), 1e30)
 
 
+def test_models_and_functions_are_traced_anew_for_another_configuration(device):
+    strategy = device(1)
+
+    @tf.function
+    def double(x):
+        return x * 2
+
+    @tf.function
+    def program(x):
+        return double(x)
+
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Lambda(lambda x: x * 2, input_shape=(1,))])
+    assert np.isinf(strategy.run(program, args=[SINGLE])[1]) and np.isinf(
+        model.predict([[3e38]], batch_size=1, verbose=0)
+    )
+    device(1, "oflo")
+    with pytest.raises(tf.errors.InternalError, match="oflo"):
+        strategy.run(program, args=[SINGLE])
+    with pytest.raises(tf.errors.InternalError, match="oflo"):
+        model.predict([[3e38]], batch_size=1, verbose=0)
+
+
 def test_other_errors_of_a_program_stay_what_they_are(device):
     def refuse(x):
         tf.debugging.Assert(x[0] < 1, ["too large"])

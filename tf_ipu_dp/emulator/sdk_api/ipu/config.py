@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
+import itertools
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
 _ON_DEMAND_LIMIT_MS = 3_600_000
 _UNCONFIGURED_DEVICES = 2  # the number that the SDK lists
+_numbers = itertools.count()
 
 
 class SelectionOrder(enum.Enum):
@@ -222,6 +224,7 @@ class ConfiguredSystem:
     """The devices of this process, and the configuration that they were made from."""
 
     def __init__(self, config: IPUConfig) -> None:
+        self.number = next(_numbers)  # programs are compiled for one configuration
         self.config: Any = copy.deepcopy(config)  # what the program sets later has no effect
         self._attachments: List[registry.Attachment] = []
         kind = self.config.device_connection.type
