@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -123,9 +123,13 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     ipu_config.allow_recompute = cfg.recompute
     if cfg.deterministic:
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
-    if cfg.precision == "16.16" and not cfg.deterministic:
+    # Otherwise IPUs limit 16-bit numbers to the largest one, which hides overflows from the loss scale and from us.
+    ipu_config.floating_point_behaviour.nanoo = run.recipe.precision != "32.32"
+    if run.recipe.precision == "16.16" and not cfg.deterministic:
         # Without it, updates below half the spacing of 16-bit weights are lost.
         ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
+        # Otherwise replicas round the same weights differently, and drift apart.
+        ipu_config.experimental.enable_prng_stability = True
     distributed = bool(sdk.popdist.isPopdistEnvSet())
     if distributed:
         try:
@@ -173,15 +177,7 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         distributed=device.distributed,
     )
     with strategy.scope():
-        # Only the model uses the policy: metrics made under it would count in 16 bits.
-        tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
-        model = models.make_model(
-            run.model.architecture,
-            eight_bit_input=cfg.eight_bit_io,
-            mean=run.dataset.mean,
-            deviation=run.dataset.deviation,
-        )
-        tf.keras.mixed_precision.set_global_policy("float32")
+        model = _make_model(cfg, run)
         evaluator = tf.keras.Model(model.inputs, model.outputs)
         optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
         model.compile(
@@ -207,6 +203,25 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
     )
 
 
+def make_serving_model(cfg: TrainConfig, run: RunPlan, sdk: Sdk, weights: Sequence[Any]) -> IpuModel:
+    """Returns a model of one replica with these weights, for the export. It ends the use of the attached IPUs.
+
+    An exported program takes the input of all replicas that are configured when it is compiled. Nothing is attached for
+    it, and no other instance takes part.
+    """
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.auto_select_ipus = run.topology.ipus_per_replica
+    ipu_config.device_connection.type = sdk.ipu.config.DeviceConnectionType.ON_DEMAND
+    ipu_config.configure_ipu_system()
+    stages = run.topology.pipeline_stages
+    with sdk.make_strategy(distributed=False).scope():
+        model = _make_model(cfg, run)
+        model.set_weights(weights)
+        model.compile(steps_per_execution=stages)
+        _set_options(model, cfg, run, sdk, stages, "mean")
+    return model
+
+
 def score(logits: Any, labels: Any) -> records.Scores:
     """Returns cross-entropy and accuracies of some predictions. Of equal logits the first ranks higher."""
     rows = np.arange(len(labels))
@@ -222,6 +237,19 @@ def score(logits: Any, labels: Any) -> records.Scores:
     count = len(labels)
     top1, top5 = (float((is_valid & (rank < k)).sum() / count) for k in (1, 5))
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
+
+
+def _make_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
+    # Only the model uses the policy: metrics made under it would count in 16 bits.
+    tf.keras.mixed_precision.set_global_policy(_POLICIES[run.recipe.precision])
+    model: IpuModel = models.make_model(
+        run.model.architecture,
+        eight_bit_input=cfg.eight_bit_io,
+        mean=run.dataset.mean,
+        deviation=run.dataset.deviation,
+    )
+    tf.keras.mixed_precision.set_global_policy("float32")
+    return model
 
 
 def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:

@@ -337,6 +337,11 @@ def get_ipu_config(session: Any = None) -> List[Any]:
     return [_system.config]
 
 
+def ipus_of_first_device() -> int:
+    """Returns the IPUs of the device that programs use by default; 1 before any is configured."""
+    return 1 if _system is None else _system.ipus_per_device[0]
+
+
 def count_devices() -> int:
     """Returns how many IPU devices TensorFlow lists; before they are configured, the same number as with the SDK."""
     return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
