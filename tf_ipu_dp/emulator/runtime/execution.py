@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Sequence
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import (
+    device_functions,
     feeds,
     gradient_reduction,
     graph_loops,
@@ -140,11 +141,14 @@ class _Execution:
         self._sliced: Any = None
         self._traced_for: Any = None
         self._concurrent: Any = None
+        self._concrete: Any = None  # of the last compilation
 
     def __call__(self, iterator: Any) -> Any:
         if not in_use or in_use[-1] is not iterator:
             in_use.append(iterator)
         run = self._compile(iterator)
+        if ipu_config.configured_system().only_compiles():
+            return device_functions.zeros_like(self._concrete.structured_outputs)
         with ipu_config.configured_system().executing(), synthetic_data.replaced_weights(self._model):
             try:
                 results, discarded = run(iterator), synthetic_data.is_used_for("outfeed")
@@ -179,7 +183,7 @@ class _Execution:
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
             with replicas.tracing(self._program):
-                self._sliced.get_concrete_function(iterator)
+                self._concrete = self._sliced.get_concrete_function(iterator)
             self._traced_for = iterator.element_spec
 
     def _run_sliced(self, iterator: Any) -> Any:
@@ -199,6 +203,7 @@ class _Execution:
 
             tensors = tf.nest.flatten(iterator, expand_composites=True)
             self._concurrent = ConcurrentFunction(call, tensors, replicas.Program(self._shape.replicas))
+            self._concrete = self._concurrent.concrete
 
     def _run_concurrent(self, iterator: Any) -> Any:
         return self._concurrent(tf.nest.flatten(iterator, expand_composites=True))
@@ -242,4 +247,6 @@ def _interleave(tensor: Any) -> Any:
 
 def _join(tensor: Any) -> Any:
     """Turns [one, other, ...] into [one x other, ...]."""
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    joined = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    rows = tensor.shape[0] * tensor.shape[1] if None not in tensor.shape[:2].as_list() else None
+    return tf.ensure_shape(joined, [rows, *tensor.shape[2:]])

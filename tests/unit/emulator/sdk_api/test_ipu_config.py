@@ -331,8 +331,11 @@ def test_on_demand_attaches_at_the_first_use_only():
     assert len(owners()) == 1
 
 
-def test_pre_compile_never_attaches():
+def test_pre_compile_never_attaches_and_needs_the_executable_cache(monkeypatch):
     connection = {"device_connection__type": DeviceConnectionType.PRE_COMPILE, "device_connection__version": "ipu2"}
+    with pytest.raises(tf.errors.FailedPreconditionError, match="--executable_cache_path=DIR in TF_POPLAR_FLAGS"):
+        broken(auto_select_ipus=4, **connection).configure_ipu_system()
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=cache")
     broken(auto_select_ipus=4, **connection).configure_ipu_system()
     ipu_config.configured_system().attach()
     assert owners() == []

@@ -241,6 +241,15 @@ class ConfiguredSystem:
         if not self._on_demand:
             self.attach()
 
+    def only_compiles(self) -> bool:
+        """Whether programs are compiled and not executed. Raises where the SDK refuses to execute."""
+        kind = self.config.device_connection.type
+        if kind is DeviceConnectionType.NEVER:
+            raise errors.InvalidArgumentError(
+                None, None, "Trying to run a program on a device that is configured for compilation only (NEVER)."
+            )
+        return bool(kind is DeviceConnectionType.PRE_COMPILE)
+
     def attach(self) -> None:
         """Attaches the devices once: when they are configured, or on demand before the first execution."""
         if not self._attaches or self._attachments:
@@ -292,7 +301,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
     if not isinstance(config, IPUConfig):
         raise TypeError(f"configure_ipu_system takes an IPUConfig, not {type(config).__name__}.")
     flags = _read_flags()
-    _check(config)
+    _check(config, flags)
     _normalise(config)
     if _system is not None:
         if _system.config.to_dict() == config.to_dict():
@@ -368,7 +377,7 @@ def configured_system() -> ConfiguredSystem:
     return _system
 
 
-def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
+def _check(config: Any, flags: Dict[str, str]) -> None:  # noqa: PLR0912 one rule after the other
     """Checks the rules that the SDK checks in Python, in its order and with its exception types."""
     if _as_list(config.auto_select_ipus) and _as_list(config.select_ipus):
         raise Exception("Only one of auto_select_ipus and select_ipus can be set.")
@@ -380,6 +389,10 @@ def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
     connection = config.device_connection
     if connection.type in (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER) and not connection.version:
         raise ValueError(f"device_connection.version must be set for the connection type {connection.type.name}.")
+    if connection.type is DeviceConnectionType.PRE_COMPILE and "executable_cache_path" not in flags:
+        raise errors.FailedPreconditionError(
+            None, None, "The connection type PRE_COMPILE needs --executable_cache_path=DIR in TF_POPLAR_FLAGS."
+        )
     if connection.version not in ("", "ipu1", "ipu2", "ipu21"):
         raise ValueError(f"device_connection.version={connection.version!r} is not one of ipu1, ipu2, ipu21.")
     group = config.norms.experimental.distributed_batch_norm_replica_group_size
