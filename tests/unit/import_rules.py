@@ -22,7 +22,13 @@ SEAM = "tf_ipu_dp.sdk"
 LAYERS = (
     ("tf_ipu_dp",),
     ("tf_ipu_dp.cli", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers"),
-    ("tf_ipu_dp.environment", "tf_ipu_dp.sdk", "tf_ipu_dp.planning.architectures", "tf_ipu_dp.datasets.info"),
+    (
+        "tf_ipu_dp.environment",
+        "tf_ipu_dp.sdk",
+        "tf_ipu_dp.sdk_calls",
+        "tf_ipu_dp.planning.architectures",
+        "tf_ipu_dp.datasets.info",
+    ),
     ("tf_ipu_dp.config",),
     ("tf_ipu_dp.planning",),
     ("tf_ipu_dp.datasets",),

@@ -23,7 +23,7 @@ from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, records
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.sdk_types import IpuModel, Strategy
+from tf_ipu_dp.sdk_types import IpuConfig, IpuModel, Strategy
 from tf_ipu_dp.training import models, optimizers
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
@@ -118,7 +118,17 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
 
     Must be called before anything is computed, because it also sets seeds and TensorFlow's threads.
     """
-    _seed_everything(cfg)
+    prepare_host(cfg)
+    ipu_config = make_ipu_config(cfg, run, sdk)
+    distributed = connect_instances(sdk)
+    select_ipus(ipu_config, run, sdk, distributed=distributed)
+    configure(ipu_config, run)
+    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+    return make_device(run, sdk, instance, distributed=distributed)
+
+
+def make_ipu_config(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> IpuConfig:
+    """Returns the configuration of the run's IPUs, without saying which they are."""
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
     if cfg.deterministic:
@@ -130,15 +140,30 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
         ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
         # Otherwise replicas round the same weights differently, and drift apart.
         ipu_config.experimental.enable_prng_stability = True
-    distributed = bool(sdk.popdist.isPopdistEnvSet())
+    return ipu_config
+
+
+def connect_instances(sdk: Sdk) -> bool:
+    """Connects to the other instances if poprun has started this one; returns whether it has."""
+    if not sdk.popdist.isPopdistEnvSet():
+        return False
+    try:
+        sdk.popdist.init()
+    except RuntimeError as error:  # the other instances cannot be reached; its text has the reason
+        raise cli.UsageError(cli.first_line(str(error))) from error
+    return True
+
+
+def select_ipus(ipu_config: IpuConfig, run: RunPlan, sdk: Sdk, *, distributed: bool) -> None:
+    """Sets which IPUs this instance uses."""
     if distributed:
-        try:
-            sdk.popdist.init()
-        except RuntimeError as error:  # the other instances cannot be reached; its text has the reason
-            raise cli.UsageError(cli.first_line(str(error))) from error
         sdk.set_popdist_config(ipu_config, ipus_per_replica=run.topology.ipus_per_replica)
     else:
         ipu_config.auto_select_ipus = run.topology.ipus_per_instance
+
+
+def configure(ipu_config: IpuConfig, run: RunPlan) -> None:
+    """Attaches the IPUs; `cli.UsageError` if that is not possible."""
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
@@ -149,7 +174,10 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
         raise cli.UsageError(
             f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error
-    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+
+
+def make_device(run: RunPlan, sdk: Sdk, instance: int, *, distributed: bool) -> Device:
+    """Returns the configured IPUs with their strategy, and this instance's place among the others."""
     collectives = sdk.host_collectives() if run.topology.instances > 1 else None
     world = World(instance, run.topology.instances, collectives)
     return Device(sdk.make_strategy(distributed=distributed), distributed, world)
@@ -268,7 +296,8 @@ def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accu
     )
 
 
-def _seed_everything(cfg: TrainConfig) -> None:
+def prepare_host(cfg: TrainConfig) -> None:
+    """Sets the seeds, and TensorFlow's threads and determinism."""
     # Silences Keras's warnings about callbacks that save and models without metrics.
     tf.get_logger().setLevel("ERROR")
     random.seed(cfg.seed)
