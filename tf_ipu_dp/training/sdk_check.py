@@ -125,11 +125,7 @@ class _Check:
                 lambda: checks.compare_instances(cfg, run, modules, source, device.world),
                 lambda _: f"{run.topology.instances} instances",
             )
-        return self._need(
-            "Keras models and their options",
-            lambda: session.make_session(cfg, run, modules, device, source),
-            lambda made: f"{len(made.model.weights)} variables, {cli.count(run.topology.pipeline_stages, 'stage')}",
-        )
+        return session.make_session(cfg, run, modules, device, source, self._need)
 
     def _read_devices(self) -> str:
         """Returns the architecture that programs are compiled for."""

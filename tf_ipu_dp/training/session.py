@@ -28,6 +28,8 @@ from tf_ipu_dp.training import models, optimizers
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
+# Makes a call into the SDK, which has a name. Who wants to know what the SDK answers passes another than `_call`.
+CallSdk = Callable[[str, Callable[[], Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +196,14 @@ def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
         ) from error
 
 
-def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, source: sources.Source) -> TrainingSession:
+def _call(name: str, call: Callable[[], Any]) -> Any:
+    del name
+    return call()
+
+
+def make_session(
+    cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, source: sources.Source, call: CallSdk = _call
+) -> TrainingSession:
     """Makes the model, its optimizer and its options on the device."""
     strategy = device.strategy
     recipe, batch, topology = run.recipe, run.batch, run.topology
@@ -205,20 +214,26 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         distributed=device.distributed,
     )
     with strategy.scope():
-        model = _make_model(cfg, run)
+        model = call("tf.keras.Model()", lambda: _make_model(cfg, run))
         evaluator = tf.keras.Model(model.inputs, model.outputs)
         optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
-        model.compile(
-            optimizer=optimizer,
-            loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
-            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            steps_per_execution=run.keras.steps_per_execution,
+        call(
+            "model.compile()",
+            lambda: model.compile(
+                optimizer=optimizer,
+                loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
+                metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+                steps_per_execution=run.keras.steps_per_execution,
+            ),
         )
         evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
         # Not on the evaluator: without a pipeline the SDK reduces the outputs of predict over the replicas too.
-        model.set_replication_options(replicated_metric_reduction_method="MEAN")
-        for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
-            _set_options(each, cfg, run, sdk, accumulation, method)
+        call(
+            "model.set_replication_options()",
+            lambda: model.set_replication_options(replicated_metric_reduction_method="MEAN"),
+        )
+        _set_options(model, cfg, run, sdk, batch.accumulation, method, call)
+        _set_options(evaluator, cfg, run, sdk, topology.pipeline_stages, method)
     return TrainingSession(
         cfg=cfg,
         plan=run,
@@ -280,19 +295,28 @@ def _make_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
     return model
 
 
-def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
+def _set_options(
+    model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str, call: CallSdk = _call
+) -> None:
     topology = run.topology
-    model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
+    depth = _PREFETCH_DEPTH if cfg.prefetch else 1
+    call("model.set_infeed_queue_options()", lambda: model.set_infeed_queue_options(prefetch_depth=depth))
     if topology.pipeline_stages == 1:
-        model.set_gradient_accumulation_options(
-            gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+        call(
+            "model.set_gradient_accumulation_options()",
+            lambda: model.set_gradient_accumulation_options(
+                gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+            ),
         )
         return
-    models.assign_stages(model, run.model.stages)
-    model.set_pipelining_options(
-        gradient_accumulation_steps_per_replica=accumulation,
-        gradient_accumulation_reduction_method=method,
-        pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+    call("model.set_pipeline_stage_assignment()", lambda: models.assign_stages(model, run.model.stages))
+    call(
+        "model.set_pipelining_options()",
+        lambda: model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=accumulation,
+            gradient_accumulation_reduction_method=method,
+            pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+        ),
     )
 
 
