@@ -1,7 +1,7 @@
 """Checks whether this machine can train, and reports what is missing: `python -m tf_ipu_dp.doctor`.
 
 TensorFlow, Horovod and the SDK may crash the interpreter or hang, so each is imported in a child process with a timeout
-and never in this one.
+and never in this one. With `--sdk` it makes the calls of a run into that SDK, in child processes too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import __version__, cli
+from tf_ipu_dp import __version__, cli, sdk_calls
+from tf_ipu_dp.distributed import world
 
 TIMEOUT_S = 60.0
-GROUPS = {"Output": ("json",)}
+CALL_LIMIT_S = 900.0  # of one call: compiling takes minutes
+GROUPS = {"Check": ("sdk",), "Output": ("json",)}
 # Releases that the test suite runs on. Others with Keras 2 may work.
 TESTED_TENSORFLOW = ("2.6", "2.15")
 
@@ -66,6 +68,16 @@ _TOOLS = {
 }
 
 
+_SMALL_RUN = ("--model=mlp", "--dataset=synthetic", "--image_size=28")
+# What differs between calls of a run on the SDK: replicas, a pipeline, 16-bit numbers.
+_LAYOUTS = (
+    ("1 replica", ("--ipus=1",)),
+    ("2 replicas", ("--ipus=2",)),
+    ("a pipeline of 2 stages", ("--ipus=2", "--pipeline_stages=2")),
+    ("2 replicas in 16 bits", ("--ipus=2", "--precision=16.16")),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Probe:
     """The answer of a child process: a value, or the reason why it has none."""
@@ -93,15 +105,27 @@ class Diagnosis:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the probes, checks their answers, shows the findings."""
+    """Runs the probes, checks their answers, shows the findings; with --sdk, makes the calls of a run."""
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
+    flags.DEFINE_enum(
+        "sdk", None, ["poplar", "emulator"], "Make the calls of a run into this SDK, without training: programs are "
+        "compiled and not executed. Flags of train after -- choose the run; else several small ones are checked.",
+        flag_values=fv,
+    )  # fmt: skip
     flags.DEFINE_bool("json", False, "Print the findings as JSON.", flag_values=fv)
     width = shutil.get_terminal_size().columns
     if cli.wants_help(words):
         about = "Checks whether this machine can train, and reports what is missing. Exit code 0: yes, 1: no."
-        sys.stdout.write(cli.render_help("python -m tf_ipu_dp.doctor [--json]", about, GROUPS, fv, width))
+        usage = "python -m tf_ipu_dp.doctor [--json] [--sdk=poplar [-- flags of train]]"
+        sys.stdout.write(cli.render_help(usage, about, GROUPS, fv, width))
         return 0
-    cli.parse(words, fv)
+    end = words.index("--") if "--" in words else len(words)
+    own, of_train = words[:end], words[end + 1 :]
+    cli.parse(own, fv)
+    if fv["sdk"].value:
+        return check_calls(fv["sdk"].value, of_train, as_json=bool(fv["json"].value))
+    if of_train:
+        raise cli.UsageError(f"{of_train[0]} after -- is for a check of the SDK. Add --sdk=poplar or --sdk=emulator.")
     if sys.stderr.isatty():
         sys.stderr.write("checking TensorFlow, Horovod and the SDK (a few seconds) ...")
         sys.stderr.flush()
@@ -114,6 +138,35 @@ def main(words: Sequence[str]) -> int:
         unicode = cli.supports_unicode(sys.stdout)
         sys.stdout.write(render(diagnosis, width if sys.stdout.isatty() else 200, ascii_only=not unicode))
     return 0 if diagnosis.sdk else 1
+
+
+def check_calls(sdk: str, of_train: Sequence[str], *, as_json: bool) -> int:
+    """Makes the calls of some runs into an SDK, and shows what it answered. Returns the exit code."""
+    launched = world.read_launched(os.environ)
+    layouts: Sequence[Tuple[str, Sequence[str]]] = _LAYOUTS
+    if of_train or launched:
+        layouts = ((" ".join(of_train) or "the instances of poprun", ()),)
+    shows_all = not as_json and not (launched and launched.instance)  # of several instances, the others only failures
+    marks = {True: "✓", False: "✗"} if cli.supports_unicode(sys.stdout) else {True: "yes", False: "no"}
+    found: List[Tuple[str, List[sdk_calls.Call]]] = []
+    for name, changes in layouts:
+        calls: List[sdk_calls.Call] = []
+        found.append((name, calls))
+        module = [sys.executable, "-m", "tf_ipu_dp.training.sdk_check"]
+        for call in sdk_calls.read_calls([*module, sdk, *(of_train or (*_SMALL_RUN, *changes))], CALL_LIMIT_S):
+            if shows_all and not calls:
+                print(f"{name}:")
+            calls.append(call)
+            if shows_all or not (as_json or call.ok):
+                print(f"{marks[call.ok]}  {call.name:<42} {call.answer}".rstrip(), flush=True)
+    every = [call for _, calls in found for call in calls]
+    failed = sum(not call.ok for call in every)
+    if as_json:
+        runs = [{"run": name, "calls": [dataclasses.asdict(call) for call in calls]} for name, calls in found]
+        print(json.dumps({"schema": 1, "version": __version__, "sdk": sdk, "ok": not failed, "runs": runs}, indent=2))
+    elif shows_all:
+        print(f"{failed} of {len(every)} calls failed." if failed else f"All {len(every)} calls were accepted.")
+    return 1 if failed else 0
 
 
 def diagnose(probes: Mapping[str, Probe], environ: Mapping[str, str], python: Tuple[int, ...]) -> Diagnosis:

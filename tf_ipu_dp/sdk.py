@@ -17,6 +17,9 @@ from typing import Any, List, Mapping, MutableMapping, Optional
 
 from tf_ipu_dp import sdk_types
 
+# The device makes images and labels itself. All are 1: random labels would not stay among the classes, and memory that
+# is not initialised may hold NaN. Without --use_synthetic_data, which would make weights and results synthetic too.
+SYNTHETIC_INPUT = ("--synthetic_data_categories=infeed", "--synthetic_data_initializer=1")
 _EMULATOR_INSTALLED = "the emulator replaces the Poplar SDK in this process"
 _NOT_ENABLED = "the Poplar SDK is not enabled here (no module gcipuinfo)"
 
@@ -176,8 +179,6 @@ def _load_emulator() -> Sdk:
         raise SdkError(str(error)) from error
     if "executable_cache_path" in flags:
         print("sdk: the emulator compiles nothing; --executable_cache has no effect on it.", file=sys.stderr)
-    if "use_synthetic_data" in flags:
-        print("sdk: the emulator generates no data on the device; synthetic data of the host is used.", file=sys.stderr)
     emulator.install()
     return _load_modules("emulator")
 

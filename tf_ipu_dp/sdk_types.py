@@ -45,6 +45,19 @@ class FloatingPointBehaviour(Protocol):
     """`IPUConfig().floating_point_behaviour`."""
 
     esr: Any  # a StochasticRoundingBehaviour
+    nanoo: bool
+
+
+class DeviceConnection(Protocol):
+    """`IPUConfig().device_connection`."""
+
+    type: Any  # a DeviceConnectionType
+
+
+class ExperimentalSettings(Protocol):
+    """`IPUConfig().experimental`."""
+
+    enable_prng_stability: bool
 
 
 class IpuConfig(Protocol):
@@ -53,6 +66,8 @@ class IpuConfig(Protocol):
     allow_recompute: bool
     auto_select_ipus: int
     compilation_poplar_options: Mapping[str, str]
+    device_connection: DeviceConnection
+    experimental: ExperimentalSettings
     floating_point_behaviour: FloatingPointBehaviour
 
     def configure_ipu_system(self) -> None:
@@ -62,6 +77,7 @@ class IpuConfig(Protocol):
 class IpuConfigModule(Protocol):
     """`ipu.config`."""
 
+    DeviceConnectionType: Any  # an enumeration
     StochasticRoundingBehaviour: Any  # an enumeration
 
     def IPUConfig(self) -> IpuConfig:  # noqa: N802
@@ -147,6 +163,8 @@ class IpuModel(Protocol):
     def predict(self, x: Any, /, **options: Any) -> Any: ...
 
     def get_weights(self) -> Sequence[Any]: ...
+
+    def set_weights(self, weights: Sequence[Any], /) -> None: ...
 
     def get_pipeline_stage_assignment(self) -> Sequence[Any]: ...
 

@@ -145,7 +145,7 @@ def _load_sdk_and_run(
             )
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
     if run.dataset.made_on_device:
-        sdk.set_poplar_flags(os.environ, "--use_synthetic_data", "--synthetic_data_categories=infeed")
+        sdk.set_poplar_flags(os.environ, *sdk.SYNTHETIC_INPUT)
     try:
         modules = sdk.load(cfg.sdk)
     except sdk.SdkError as error:

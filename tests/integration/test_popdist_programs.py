@@ -28,6 +28,7 @@ def numbers_of(output):
         ("keras_mnist", {"weights"}),
         ("own_loop", {"losses", "kernel"}),
         ("regularised", {"logs", "weights"}),
+        ("shared_batch_norm", {"groups_of_1", "groups_of_2", "groups_of_4"}),
         (
             "device_collectives",
             {"gathered", "exchanged", "scattered", "largest", "slope", "summed_in_a_loop", "updated"},

@@ -235,6 +235,15 @@ def test_the_same_global_batch_ends_in_the_same_weights_however_it_is_divided(tm
 
 
 @pytest.mark.slow
+def test_input_that_the_device_makes_is_learned_with_losses_that_are_finite_and_not_zero(tmp_path, train, records):
+    words = ("--model=mlp", "--dataset=synthetic_device", "--sdk=emulator", "--image_size=28", "--ipus=2")
+    done = train(*words, "--epochs=64steps", "--log_every=16", f"--run_dir={tmp_path / 'run'}", "--json")
+    assert done.returncode == 0, done.stderr
+    losses = [record["loss"] for record in records(tmp_path / "run") if record.get("loss") is not None]
+    assert np.isfinite(losses).all() and losses[0] > 0
+
+
+@pytest.mark.slow
 def test_the_input_alone_is_measured_and_compared_with_the_model(train):
     done = train(*SMALL, "--ipus=2", "--input_only", "--json")
     assert done.returncode == 0, done.stderr

@@ -86,10 +86,12 @@ epochs = json.loads(result.numpy()[0])["epochs"]
 assert len(epochs) == 2 and epochs[0]["elements_processed"] == 32 and epochs[0]["elements_per_second"] > 0
 print("epochs measured:", len(epochs))
 
-# The model for serving, with which a process without the SDK answers.
+# The model for serving, with which a process without the SDK answers: a program of one replica.
 folder = Path(tempfile.mkdtemp()) / "exported"
-serve = model.export_for_ipu_serving(str(folder), batch_size=MICRO_BATCH, output_names="score")
 expected = model.predict(inputs[: MICRO_BATCH * 8], batch_size=MICRO_BATCH)[:MICRO_BATCH]
+config.auto_select_ipus = 1
+config.configure_ipu_system()
+serve = model.export_for_ipu_serving(str(folder), batch_size=MICRO_BATCH, output_names="score")
 np.testing.assert_allclose(serve(tf.constant(inputs[:MICRO_BATCH]))["score"], expected, atol=1e-5)
 np.save(str(folder.parent / "inputs.npy"), inputs[:MICRO_BATCH])
 np.save(str(folder.parent / "expected.npy"), expected)

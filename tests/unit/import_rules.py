@@ -23,7 +23,13 @@ _IMPORTING_ON_DEMAND = {EMULATOR, f"{EMULATOR}.sdk_api.ipu"}
 LAYERS = (
     ("tf_ipu_dp",),
     ("tf_ipu_dp.cli", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers"),
-    ("tf_ipu_dp.environment", "tf_ipu_dp.sdk", "tf_ipu_dp.planning.architectures", "tf_ipu_dp.datasets.info"),
+    (
+        "tf_ipu_dp.environment",
+        "tf_ipu_dp.sdk",
+        "tf_ipu_dp.sdk_calls",
+        "tf_ipu_dp.planning.architectures",
+        "tf_ipu_dp.datasets.info",
+    ),
     ("tf_ipu_dp.config",),
     ("tf_ipu_dp.planning",),
     ("tf_ipu_dp.datasets",),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp import doctor
+from tf_ipu_dp import cli, doctor, sdk_calls
 from tf_ipu_dp.doctor import Probe
 
 ABSENT = Probe(None, "not found on the PATH")
@@ -120,3 +120,53 @@ def test_a_probe_that_crashes_hangs_or_fails_is_a_reason_and_not_an_error():
     assert probe("print('no JSON')") == Probe(None, "it exited without an answer")
     assert probe("import os; os.kill(os.getpid(), 40)") == Probe(None, "the interpreter was killed by signal 40")
     assert doctor.read_probe(["/no/such/program"], 1.0) == Probe(None, "No such file or directory")
+
+
+REPORT = """
+import os, signal, sys, time
+from tf_ipu_dp.sdk_calls import Call, Reporter
+reporter = Reporter(sys.stdout)
+print("whatever the SDK prints")
+reporter.begin("first()")
+reporter.end(Call("first()", True, "4 IPUs"))
+print("its last words", file=sys.stderr)
+"""
+
+
+def calls_of(code, limit_s=60.0):
+    return list(sdk_calls.read_calls([sys.executable, "-c", REPORT + code], limit_s))
+
+
+FIRST = sdk_calls.Call("first()", True, "4 IPUs")
+
+
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        ("", []),
+        ("reporter.end(Call('second()', False, 'ValueError: no'))", [("second()", "ValueError: no")]),
+        (
+            "reporter.begin('second()'); os.kill(os.getpid(), signal.SIGABRT)",
+            [("second()", "the process was killed by SIGABRT, its last words")],
+        ),
+        (
+            "reporter.begin('second()'); os._exit(0)",
+            [("second()", "the process ended with exit code 0, its last words")],
+        ),
+        ("os._exit(3)", [("exit", "the process ended with exit code 3, its last words")]),
+    ],
+)
+def test_calls_are_read_until_the_process_ends_and_the_one_that_ended_it_is_named(code, last):
+    assert calls_of(code) == [FIRST, *(sdk_calls.Call(name, False, answer) for name, answer in last)]
+
+
+def test_a_call_that_is_not_answered_in_time_is_ended():
+    assert calls_of("reporter.begin('hangs()'); time.sleep(1000)", limit_s=5.0) == [
+        FIRST,
+        sdk_calls.Call("hangs()", False, "no answer within 5 s, its last words"),
+    ]
+
+
+def test_a_process_that_can_make_no_calls_says_why():
+    with pytest.raises(cli.UsageError, match=r"^there is no SDK$"):
+        calls_of("reporter.refuse('there is no SDK')")

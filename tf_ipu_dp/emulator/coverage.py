@@ -131,6 +131,18 @@ SDK: Dict[str, Tuple[str, ...]] = {
 }  # fmt: skip
 
 
+# Settings of IPUConfig that change what a program computes or may do. The others are checked and have no effect.
+SETTINGS = {
+    "auto_select_ipus, select_ipus": "emulated, on a partition of powers of two",
+    "device_connection.type": "ALWAYS and ON_DEMAND attach; PRE_COMPILE gives zeros; NEVER refuses to execute",
+    "floating_point_behaviour.inv, div0, oflo": "emulated at the results of operations: tf.errors.InternalError",
+    "floating_point_behaviour.nanoo": "emulated at the results of operations; without it overflows give infinity",
+    "floating_point_behaviour.esr": "not emulated, which is said once: numbers are rounded to the nearest",
+    "norms.experimental.distributed_batch_norm_replica_group_size": "emulated for fused batch normalisation",
+    "experimental.multi_replica_distribution": "emulated: collectives of the device span all instances",
+}
+
+
 def find(module: str, name: str) -> Any:
     """Returns the object that a program gets for a name of the SDK. The emulator must be installed."""
     return getattr(importlib.import_module(module), name)
@@ -159,6 +171,8 @@ def as_markdown() -> str:
             same = ", ".join(f"`{name}`" for name in names if reasons[name] == reason)
             refused.append(f"{same}: {reason}")
         lines.append(f"| `{module}` | {emulated} | {'; '.join(refused)} |")
+    lines += ["", "| Setting of `IPUConfig` | On the emulator |", "|---|---|"]
+    lines += [f"| `{setting}` | {effect} |" for setting, effect in SETTINGS.items()]
     return "\n".join(lines) + "\n"
 
 

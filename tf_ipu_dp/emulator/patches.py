@@ -85,6 +85,13 @@ PATCHES: Tuple[Patch, ...] = (
         "tf_ipu_dp.emulator.runtime.feeds",
     ),
     Patch(
+        "batch normalisation",
+        "tensorflow.python.ops.gen_nn_ops.fused_batch_norm_v3",
+        "groups of replicas share batch statistics if the configuration asks for it",
+        _ON_STRATEGY,
+        "tf_ipu_dp.emulator.runtime.batch_norm",
+    ),
+    Patch(
         "jit compilation",
         "the attribute _jit_compile of tf.function objects",
         "jit_compile=True must have no effect on the device: a function that XLA compiled cannot reach the host",

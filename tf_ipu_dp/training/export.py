@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any, Sequence
 
 from absl import logging
 
+from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import models
-from tf_ipu_dp.training.session import TrainingSession
+from tf_ipu_dp.training.session import TrainingSession, make_serving_model
 
 
 def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
@@ -18,6 +20,7 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
     exported = models.make_export_model(
         session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
     )
+    weights = session.model.get_weights()
     if not session.world.is_leader:
         return
     fresh, old = folder.path / ".export", folder.path / ".export-old"
@@ -34,4 +37,10 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
     fresh.rename(folder.export)
     shutil.rmtree(old, ignore_errors=True)
     if sdk.serves_ipus:
-        session.evaluator.export_for_ipu_serving(str(folder.export / "ipu"), batch_size=plan.batch.micro_batch_size)
+        export_for_ipus(session.cfg, plan, sdk, weights, str(folder.export / "ipu"))
+
+
+def export_for_ipus(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, weights: Sequence[Any], path: str) -> None:
+    """Writes the compiled program of one replica for serving. The attached IPUs cannot be used any more afterwards."""
+    model = make_serving_model(cfg, plan, sdk, weights)
+    model.export_for_ipu_serving(path, batch_size=plan.batch.micro_batch_size)

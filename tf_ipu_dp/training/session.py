@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,11 +23,13 @@ from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, records
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.sdk_types import IpuModel, Strategy
+from tf_ipu_dp.sdk_types import IpuConfig, IpuModel, Strategy
 from tf_ipu_dp.training import models, optimizers
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
+# Makes a call into the SDK, which has a name. Who wants to know what the SDK answers passes another than `_call`.
+CallSdk = Callable[[str, Callable[[], Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,23 +120,52 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
 
     Must be called before anything is computed, because it also sets seeds and TensorFlow's threads.
     """
-    _seed_everything(cfg)
+    prepare_host(cfg)
+    ipu_config = make_ipu_config(cfg, run, sdk)
+    distributed = connect_instances(sdk)
+    select_ipus(ipu_config, run, sdk, distributed=distributed)
+    configure(ipu_config, run)
+    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+    return make_device(run, sdk, instance, distributed=distributed)
+
+
+def make_ipu_config(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> IpuConfig:
+    """Returns the configuration of the run's IPUs, without saying which they are."""
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
     if cfg.deterministic:
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
-    if cfg.precision == "16.16" and not cfg.deterministic:
+    # Otherwise IPUs limit 16-bit numbers to the largest one, which hides overflows from the loss scale and from us.
+    ipu_config.floating_point_behaviour.nanoo = run.recipe.precision != "32.32"
+    if run.recipe.precision == "16.16" and not cfg.deterministic:
         # Without it, updates below half the spacing of 16-bit weights are lost.
         ipu_config.floating_point_behaviour.esr = sdk.ipu.config.StochasticRoundingBehaviour.ON
-    distributed = bool(sdk.popdist.isPopdistEnvSet())
+        # Otherwise replicas round the same weights differently, and drift apart.
+        ipu_config.experimental.enable_prng_stability = True
+    return ipu_config
+
+
+def connect_instances(sdk: Sdk) -> bool:
+    """Connects to the other instances if poprun has started this one; returns whether it has."""
+    if not sdk.popdist.isPopdistEnvSet():
+        return False
+    try:
+        sdk.popdist.init()
+    except RuntimeError as error:  # the other instances cannot be reached; its text has the reason
+        raise cli.UsageError(cli.first_line(str(error))) from error
+    return True
+
+
+def select_ipus(ipu_config: IpuConfig, run: RunPlan, sdk: Sdk, *, distributed: bool) -> None:
+    """Sets which IPUs this instance uses."""
     if distributed:
-        try:
-            sdk.popdist.init()
-        except RuntimeError as error:  # the other instances cannot be reached; its text has the reason
-            raise cli.UsageError(cli.first_line(str(error))) from error
         sdk.set_popdist_config(ipu_config, ipus_per_replica=run.topology.ipus_per_replica)
     else:
         ipu_config.auto_select_ipus = run.topology.ipus_per_instance
+
+
+def configure(ipu_config: IpuConfig, run: RunPlan) -> None:
+    """Attaches the IPUs; `cli.UsageError` if that is not possible."""
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
@@ -145,7 +176,10 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
         raise cli.UsageError(
             f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error
-    sdk.ipu.utils.reset_ipu_seed(cfg.seed)
+
+
+def make_device(run: RunPlan, sdk: Sdk, instance: int, *, distributed: bool) -> Device:
+    """Returns the configured IPUs with their strategy, and this instance's place among the others."""
     collectives = sdk.host_collectives() if run.topology.instances > 1 else None
     world = World(instance, run.topology.instances, collectives)
     return Device(sdk.make_strategy(distributed=distributed), distributed, world)
@@ -162,7 +196,14 @@ def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
         ) from error
 
 
-def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, source: sources.Source) -> TrainingSession:
+def _call(name: str, call: Callable[[], Any]) -> Any:
+    del name
+    return call()
+
+
+def make_session(
+    cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, source: sources.Source, call: CallSdk = _call
+) -> TrainingSession:
     """Makes the model, its optimizer and its options on the device."""
     strategy = device.strategy
     recipe, batch, topology = run.recipe, run.batch, run.topology
@@ -173,26 +214,26 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         distributed=device.distributed,
     )
     with strategy.scope():
-        # Only the model uses the policy: metrics made under it would count in 16 bits.
-        tf.keras.mixed_precision.set_global_policy(_POLICIES[recipe.precision])
-        model = models.make_model(
-            run.model.architecture,
-            eight_bit_input=cfg.eight_bit_io,
-            mean=run.dataset.mean,
-            deviation=run.dataset.deviation,
-        )
-        tf.keras.mixed_precision.set_global_policy("float32")
+        model = call("tf.keras.Model()", lambda: _make_model(cfg, run))
         evaluator = tf.keras.Model(model.inputs, model.outputs)
         optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
-        model.compile(
-            optimizer=optimizer,
-            loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
-            metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            steps_per_execution=run.keras.steps_per_execution,
+        call(
+            "model.compile()",
+            lambda: model.compile(
+                optimizer=optimizer,
+                loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
+                metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+                steps_per_execution=run.keras.steps_per_execution,
+            ),
         )
         evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
-        for each, accumulation in ((model, batch.accumulation), (evaluator, topology.pipeline_stages)):
-            _set_options(each, cfg, run, sdk, accumulation, method)
+        # Not on the evaluator: without a pipeline the SDK reduces the outputs of predict over the replicas too.
+        call(
+            "model.set_replication_options()",
+            lambda: model.set_replication_options(replicated_metric_reduction_method="MEAN"),
+        )
+        _set_options(model, cfg, run, sdk, batch.accumulation, method, call)
+        _set_options(evaluator, cfg, run, sdk, topology.pipeline_stages, method)
     return TrainingSession(
         cfg=cfg,
         plan=run,
@@ -203,6 +244,25 @@ def make_session(cfg: TrainConfig, run: RunPlan, sdk: Sdk, device: Device, sourc
         schedule=optimizers.Schedule(recipe),
         state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
     )
+
+
+def make_serving_model(cfg: TrainConfig, run: RunPlan, sdk: Sdk, weights: Sequence[Any]) -> IpuModel:
+    """Returns a model of one replica with these weights, for the export. It ends the use of the attached IPUs.
+
+    An exported program takes the input of all replicas that are configured when it is compiled. Nothing is attached for
+    it, and no other instance takes part.
+    """
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.auto_select_ipus = run.topology.ipus_per_replica
+    ipu_config.device_connection.type = sdk.ipu.config.DeviceConnectionType.ON_DEMAND
+    ipu_config.configure_ipu_system()
+    stages = run.topology.pipeline_stages
+    with sdk.make_strategy(distributed=False).scope():
+        model = _make_model(cfg, run)
+        model.set_weights(weights)
+        model.compile(steps_per_execution=stages)
+        _set_options(model, cfg, run, sdk, stages, "mean")
+    return model
 
 
 def score(logits: Any, labels: Any) -> records.Scores:
@@ -222,24 +282,46 @@ def score(logits: Any, labels: Any) -> records.Scores:
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
 
 
-def _set_options(model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str) -> None:
+def _make_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
+    # Only the model uses the policy: metrics made under it would count in 16 bits.
+    tf.keras.mixed_precision.set_global_policy(_POLICIES[run.recipe.precision])
+    model: IpuModel = models.make_model(
+        run.model.architecture,
+        eight_bit_input=cfg.eight_bit_io,
+        mean=run.dataset.mean,
+        deviation=run.dataset.deviation,
+    )
+    tf.keras.mixed_precision.set_global_policy("float32")
+    return model
+
+
+def _set_options(
+    model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str, call: CallSdk = _call
+) -> None:
     topology = run.topology
-    model.set_replication_options(replicated_metric_reduction_method="MEAN")
-    model.set_infeed_queue_options(prefetch_depth=_PREFETCH_DEPTH if cfg.prefetch else 1)
+    depth = _PREFETCH_DEPTH if cfg.prefetch else 1
+    call("model.set_infeed_queue_options()", lambda: model.set_infeed_queue_options(prefetch_depth=depth))
     if topology.pipeline_stages == 1:
-        model.set_gradient_accumulation_options(
-            gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+        call(
+            "model.set_gradient_accumulation_options()",
+            lambda: model.set_gradient_accumulation_options(
+                gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
+            ),
         )
         return
-    models.assign_stages(model, run.model.stages)
-    model.set_pipelining_options(
-        gradient_accumulation_steps_per_replica=accumulation,
-        gradient_accumulation_reduction_method=method,
-        pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+    call("model.set_pipeline_stage_assignment()", lambda: models.assign_stages(model, run.model.stages))
+    call(
+        "model.set_pipelining_options()",
+        lambda: model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=accumulation,
+            gradient_accumulation_reduction_method=method,
+            pipeline_schedule=sdk.ipu.ops.pipelining_ops.PipelineSchedule[topology.pipeline_schedule.capitalize()],
+        ),
     )
 
 
-def _seed_everything(cfg: TrainConfig) -> None:
+def prepare_host(cfg: TrainConfig) -> None:
+    """Sets the seeds, and TensorFlow's threads and determinism."""
     # Silences Keras's warnings about callbacks that save and models without metrics.
     tf.get_logger().setLevel("ERROR")
     random.seed(cfg.seed)

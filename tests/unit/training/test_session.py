@@ -8,6 +8,12 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.emulator.sdk_api import gcipuinfo, ipu, popdist
+from tf_ipu_dp.planning import plan
+from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import session
 
 
@@ -30,3 +36,46 @@ def test_equal_logits_do_not_make_a_model_that_says_nothing_right():
     scores = session.score(np.zeros((10, 10)), np.arange(10))
     assert (scores.top1, scores.top5) == (0.1, 0.5)
     assert session.score(np.full((4, 10), np.nan), np.zeros(4, int)).top5 == 0
+
+
+def planned(*words):
+    cfg = train_flags.parse(["--model=mlp", "--dataset=synthetic", "--image_size=28", *words])
+    return cfg, plan.plan_run(cfg, lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size))
+
+
+EMULATOR = Sdk("emulator", ipu, popdist, gcipuinfo)
+
+
+@pytest.mark.parametrize(
+    ("words", "overflow_is_nan", "rounds"),
+    [
+        (["--precision=32.32"], False, False),
+        (["--precision=16.32"], True, False),
+        (["--precision=16.16"], True, True),
+        (["--precision=16.16", "--deterministic"], True, False),
+    ],
+)
+def test_sixteen_bit_runs_see_overflows_and_replicas_that_round_by_chance_round_alike(words, overflow_is_nan, rounds):
+    config = session.make_ipu_config(*planned(*words), EMULATOR)
+    assert config.floating_point_behaviour.nanoo is overflow_is_nan
+    assert config.floating_point_behaviour.esr.name == ("ON" if rounds else "OFF")
+    assert config.experimental.enable_prng_stability is rounds
+
+
+@pytest.mark.parametrize("pipeline", [(), ("--pipeline_stages=2",)])
+def test_the_validated_model_returns_the_outputs_of_every_replica(pipeline, emulator_dir):
+    """The trained model reduces its metrics over replicas; the same setting would reduce predictions too."""
+    cfg, run = planned("--ipus=4", "--micro_batch_size=16", *pipeline)
+    config = session.make_ipu_config(cfg, run, EMULATOR)
+    session.select_ipus(config, run, EMULATOR, distributed=False)
+    session.configure(config, run)
+    try:
+        device = session.Device(ipu.ipu_strategy.IPUStrategy(), distributed=False, world=World())
+        made = session.make_session(cfg, run, EMULATOR, device, session.open_source(cfg, run))
+        images = np.random.RandomState(0).rand(512, 28, 28, 3).astype("float32")
+        steps = 512 // 16
+        made.evaluator.compile(steps_per_execution=steps // run.topology.local_replicas)
+        outputs = made.evaluator.predict(images, batch_size=16, verbose=0)
+        np.testing.assert_allclose(outputs, made.model(images), atol=1e-4)
+    finally:
+        ipu.config.reset_ipu_configuration()

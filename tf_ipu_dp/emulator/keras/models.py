@@ -27,7 +27,7 @@ from tf_ipu_dp.emulator.keras.replica_data import (
     steps_per_execution,
 )
 from tf_ipu_dp.emulator.keras.step_callbacks import StepCallbacks, reports_each_step
-from tf_ipu_dp.emulator.runtime import execution, instances, metrics, model_building, random_numbers
+from tf_ipu_dp.emulator.runtime import batch_norm, execution, instances, metrics, model_building, random_numbers
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue, ipu_outfeed_queue, serving
@@ -302,6 +302,7 @@ def _execution_shape(model: Any, **training: Any) -> Shape:
         steps_per_execution(model),
         local_replicas(model),
         metrics=reduction.name,
+        configuration=ipu_config.configured_system().number,
         generation=random_numbers.generation(),
         members=instances.members(),
         **training,
@@ -335,6 +336,8 @@ def _check_model(model: Any, training: bool) -> None:
 
 def _check_pipeline(model: Any, data: ReplicaData, training: bool) -> None:
     """Checks what the SDK checks only when it compiles."""
+    if pipelines.is_pipelined(model):
+        batch_norm.refuse_pipeline()
     pipelines.check_before_run(model, training, steps_per_execution(model), input_specs(data.dataset))
 
 

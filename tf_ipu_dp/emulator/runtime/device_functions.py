@@ -79,8 +79,31 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
     with strategy.scope():
         # Tracing does not count as work of the IPUs.
         run = _compile(strategy, system, fn, args, kwargs, check_types)
+        if system.only_compiles():
+            return zeros_like(run.outputs)
         with system.executing():
             return run()
+
+
+def zeros_like(outputs: Any) -> Any:
+    """Returns zeros in place of the outputs of a program that is compiled and not executed."""
+
+    def make(output: Any) -> Any:
+        is_tensor = isinstance(output, (tf.Tensor, tf.TensorSpec))
+        return tf.zeros([size or 0 for size in output.shape], output.dtype) if is_tensor else output
+
+    return tf.nest.map_structure(make, outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CompiledProgram:
+    """What runs a traced program, and what the program returns as specs or symbolic tensors."""
+
+    run: Callable[[], Any]
+    outputs: Any
+
+    def __call__(self) -> Any:
+        return self.run()
 
 
 def as_function(fn: Any) -> Any:
@@ -94,11 +117,11 @@ def as_function(fn: Any) -> Any:
 
 def _compile(
     strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
-) -> Callable[[], Any]:
+) -> _CompiledProgram:
     count = strategy.ipus()
     if isinstance(fn, _CONCRETE):
         _refuse_concrete(fn, count)
-        return lambda: _as_replica(strategy, fn, args, kwargs)
+        return _CompiledProgram(lambda: _as_replica(strategy, fn, args, kwargs), fn.structured_outputs)
     # As for any tf.function, an array is data, and not a constant that the program is traced for.
     args, kwargs = tf.nest.map_structure(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf,
@@ -119,7 +142,7 @@ def _compile(
 
 def _trace(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
-) -> Callable[[], Any]:
+) -> _CompiledProgram:
     if program.replicas > 1:
         return _trace_concurrent(strategy, fn, args, kwargs, program, check_types)
     # With a signature, TensorFlow 2.6 cannot be given plain numbers to trace for.
@@ -133,12 +156,12 @@ def _trace(
         with replicas.traced_as(program):
             return _as_replica(strategy, fn, args, kwargs)
 
-    return run
+    return _CompiledProgram(run, concrete.structured_outputs)
 
 
 def _trace_concurrent(
     strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], program: replicas.Program, check_types: bool
-) -> Callable[[], Any]:
+) -> _CompiledProgram:
     tensors, others, _ = _split(args, kwargs)
     structure = tf.nest.map_structure(lambda leaf: getattr(leaf, "element_spec", 0), (args, kwargs))
     specs = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
@@ -150,7 +173,8 @@ def _trace_concurrent(
             _check_types(concurrent.concrete)
         # The objects whose ids are in the key must stay alive as long as the key.
         strategy.concurrent_functions[key] = (concurrent, fn, others)
-    return lambda: strategy.concurrent_functions[key][0](tensors)
+    compiled = strategy.concurrent_functions[key][0]
+    return _CompiledProgram(lambda: compiled(tensors), compiled.concrete.structured_outputs)
 
 
 def _split(args: Any, kwargs: Dict[str, Any]) -> Tuple[List[Any], List[Any], List[bool]]:
@@ -229,7 +253,7 @@ def _ignore_jit_compile() -> None:
 
 
 def _cache_functions_by_program() -> None:
-    """Makes TensorFlow trace a function again for a program with other replicas."""
+    """Makes TensorFlow trace a function again for a program with other replicas or another configuration."""
     if patches.is_applied("function cache"):
         return
     owner: Any = function_context or function.Function
@@ -241,7 +265,7 @@ def _cache_functions_by_program() -> None:
         found, program = stock(*args, **kwargs), replicas.current()
         if program is None or tf.executing_eagerly():
             return found
-        added = (program.replicas, instances.members())
+        added = (program.replicas, instances.members(), ipu_config.configured_system().number)
         if not function_context:
             return (*found[:-1], (found[-1], *added))
         context = found.context

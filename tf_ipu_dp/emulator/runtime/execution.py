@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Sequence
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import (
+    device_functions,
     feeds,
     gradient_reduction,
     graph_loops,
@@ -20,6 +21,7 @@ from tf_ipu_dp.emulator.runtime import (
     model_building,
     model_strategy,
     replicas,
+    synthetic_data,
 )
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
@@ -100,7 +102,10 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
 
 
 def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
-    """Returns the function of an execution that predicts; the micro batches come back joined, in order."""
+    """Returns the function of an execution that predicts; the micro batches come back joined, in order.
+
+    As in the SDK, the outputs of the replicas are reduced like their metrics, and every replica returns the result.
+    """
 
     def predict(iterator: Any, replica_metrics: ReplicaMetrics) -> Any:
         model._predict_counter.assign_add(shape.steps)
@@ -120,7 +125,8 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
             stacked = [tf.concat(parts, axis=0) for parts in zip(stacked, graph_loops.stack(count - 1, step, first))]
         if replica_metrics.concurrent:
             stacked = [_interleave(tensor) for tensor in replicas.all_reduce(stacked, tf.stack)]
-        return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in stacked])
+        reduced = [_reduce_over_replicas(tensor, shape) for tensor in stacked]
+        return tf.nest.pack_sequence_as(first, [_join(tensor) for tensor in reduced])
 
     return _Execution(model, shape, predict, "predict_step")
 
@@ -135,14 +141,18 @@ class _Execution:
         self._sliced: Any = None
         self._traced_for: Any = None
         self._concurrent: Any = None
+        self._concrete: Any = None  # of the last compilation
 
     def __call__(self, iterator: Any) -> Any:
         if not in_use or in_use[-1] is not iterator:
             in_use.append(iterator)
         run = self._compile(iterator)
-        with ipu_config.configured_system().executing():
+        if ipu_config.configured_system().only_compiles():
+            return device_functions.zeros_like(self._concrete.structured_outputs)
+        with ipu_config.configured_system().executing(), synthetic_data.replaced_weights(self._model):
             try:
-                return run(iterator)
+                results, discarded = run(iterator), synthetic_data.is_used_for("outfeed")
+                return tf.nest.map_structure(tf.zeros_like, results) if discarded else results
             except tf.errors.OutOfRangeError as error:  # Keras would treat it as the end of the epoch
                 raise ValueError(
                     f"The dataset ended in the middle of an execution of {self._shape.steps} steps on "
@@ -173,7 +183,7 @@ class _Execution:
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
             with replicas.tracing(self._program):
-                self._sliced.get_concrete_function(iterator)
+                self._concrete = self._sliced.get_concrete_function(iterator)
             self._traced_for = iterator.element_spec
 
     def _run_sliced(self, iterator: Any) -> Any:
@@ -193,6 +203,7 @@ class _Execution:
 
             tensors = tf.nest.flatten(iterator, expand_composites=True)
             self._concurrent = ConcurrentFunction(call, tensors, replicas.Program(self._shape.replicas))
+            self._concrete = self._concurrent.concrete
 
     def _run_concurrent(self, iterator: Any) -> Any:
         return self._concurrent(tf.nest.flatten(iterator, expand_composites=True))
@@ -217,6 +228,17 @@ def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any
     )[0]
 
 
+def _reduce_over_replicas(outputs: Any, shape: Shape) -> Any:
+    """Replaces the outputs of each replica, [step x replica, batch, ...], by what all replicas give together."""
+    if shape.metrics == "NONE" or shape.replicas == 1:
+        return outputs
+    of_steps = tf.reshape(outputs, tf.concat([[shape.steps, shape.replicas], tf.shape(outputs)[1:]], axis=0))
+    if shape.metrics == "LIST":
+        return tf.repeat(of_steps, shape.replicas, axis=0)
+    reduce = tf.reduce_mean if shape.metrics == "MEAN" else tf.reduce_sum
+    return tf.repeat(reduce(of_steps, axis=1), shape.replicas, axis=0)
+
+
 def _interleave(tensor: Any) -> Any:
     """Turns [replica, step, batch, ...] into [step x replica, batch, ...]."""
     swapped = tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
@@ -225,4 +247,6 @@ def _interleave(tensor: Any) -> Any:
 
 def _join(tensor: Any) -> Any:
     """Turns [one, other, ...] into [one x other, ...]."""
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    joined = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+    rows = tensor.shape[0] * tensor.shape[1] if None not in tensor.shape[:2].as_list() else None
+    return tf.ensure_shape(joined, [rows, *tensor.shape[2:]])

@@ -16,5 +16,6 @@ class Shape:
     mean: bool = False  # of the accumulated micro batches, in place of their sum
     metrics: str = "NONE"  # how the replicas' metrics are reduced
     each_step: bool = False  # whether the host gets the metrics of every step
+    configuration: int = 0  # the number of the device's configuration
     generation: int = 0  # of the random numbers
     members: Optional[FrozenSet[int]] = None  # the instances that collectives are confined to

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_dataset_ops
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.runtime import replicas, wait_meter
+from tf_ipu_dp.emulator.runtime import replicas, synthetic_data, wait_meter
 
 _PATCH = "input wait"
 _stock: List[Any] = []
@@ -60,6 +60,8 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
     program = replicas.current()
     if program is None or tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
         return _stock[0](iterator, output_types, output_shapes, name=name)
+    if synthetic_data.is_used_for("infeed"):
+        return [synthetic_data.make(shape, tf.as_dtype(dtype)) for shape, dtype in zip(output_shapes, output_types)]
 
     def draw() -> List[Any]:
         work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []

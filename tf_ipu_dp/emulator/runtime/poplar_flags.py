@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Dict, Mapping
+from typing import Dict, FrozenSet, Mapping
 
 NAME = "TF_POPLAR_FLAGS"
 _SWITCHES = (
@@ -42,6 +42,13 @@ def read(environ: Mapping[str, str]) -> Dict[str, str]:
     if "synthetic_data_initializer" in flags and not {"use_synthetic_data", "synthetic_data_categories"} & set(flags):
         raise FlagError(f"{NAME} has --synthetic_data_initializer without --use_synthetic_data.")
     return flags
+
+
+def synthetic_categories(flags: Mapping[str, str]) -> FrozenSet[str]:
+    """Returns the kinds of data that are synthetic. --use_synthetic_data means all of them, whatever else is set."""
+    if flags.get("use_synthetic_data") == "true":
+        return frozenset(_CATEGORIES)
+    return frozenset(filter(None, flags.get("synthetic_data_categories", "").lower().split(",")))
 
 
 def _check(name: str, value: str) -> str:

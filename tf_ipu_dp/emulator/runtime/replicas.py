@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import floating_point
 from tf_ipu_dp.emulator.runtime.replica_barrier import ReplicaBarrier
 
 
@@ -77,7 +78,7 @@ def tracing(program: Program) -> Iterator[None]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        with traced_as(program):
+        with traced_as(program), floating_point.examining():
             yield
     finally:
         if enabled:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_ipu_dp.emulator.keras import model_options
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(64, 4).astype("float32")
@@ -128,7 +129,51 @@ def test_evaluate_and_predict_cover_every_sample_in_order(scope, replicas, steps
         compile_model(model, steps_per_execution=steps_per_execution)
         model.set_replication_options("MEAN")
         np.testing.assert_allclose(model.evaluate(dataset(), verbose=0), expected, rtol=1e-5)
+        model.set_replication_options("NONE")
         np.testing.assert_allclose(model.predict(X, batch_size=MICRO, verbose=0), stock(X).numpy(), atol=1e-6)
+
+
+def identity_model():
+    return tf.keras.Sequential([tf.keras.layers.Activation("linear", input_shape=(1,))])
+
+
+def gathering_model():
+    """A model whose replicas run concurrently, because they exchange values."""
+    add_nothing = tf.keras.layers.Lambda(lambda x: x + 0 * cross_replica_ops.cross_replica_sum(x))
+    return tf.keras.Sequential([tf.keras.layers.InputLayer((1,)), add_nothing])
+
+
+@pytest.mark.parametrize("make", [identity_model, gathering_model])
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("NONE", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("SUM", [1, 1, 5, 5, 9, 9, 13, 13]),
+        ("MEAN", [0.5, 0.5, 2.5, 2.5, 4.5, 4.5, 6.5, 6.5]),
+        ("LIST", [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7]),
+    ],
+)
+def test_predictions_are_reduced_over_the_replicas_like_metrics(scope, make, steps_per_execution, method, expected):
+    inputs = np.arange(8, dtype="float32")[:, np.newaxis]
+    with scope(2).scope():
+        model = make()
+        model.compile(steps_per_execution=steps_per_execution)
+        model.set_replication_options(method)
+        outputs = model.predict(inputs, batch_size=1, verbose=0)
+    np.testing.assert_array_equal(np.ravel(outputs), expected)
+
+
+def test_predictions_of_a_pipeline_are_not_reduced_over_the_replicas(scope):
+    inputs = np.arange(8, dtype="float32")[:, np.newaxis]
+    with scope(4).scope():
+        layers = [tf.keras.layers.Activation("linear", input_shape=(1,)), tf.keras.layers.Activation("linear")]
+        model = tf.keras.Sequential(layers)
+        model.set_pipeline_stage_assignment([0, 1])
+        model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+        model.compile(steps_per_execution=2)
+        model.set_replication_options("MEAN")
+        np.testing.assert_array_equal(model.predict(inputs, batch_size=1, verbose=0), inputs)
 
 
 def losses_of_replicas(model, replicas):

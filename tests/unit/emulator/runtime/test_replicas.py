@@ -55,7 +55,7 @@ def test_a_function_that_programs_call_is_that_of_their_replicas(scope):
         assert strategy.run(tf.function(program), args=[tf.constant(1.0)]).numpy() == 1 + 2 * replicas * (
             1 + 2 * replicas
         )
-    assert inner.experimental_get_tracing_count() == 4
+    assert inner.experimental_get_tracing_count() == 5  # a device that is configured again compiles again
 
 
 def test_a_function_may_run_on_devices_of_different_size_in_turn(scope):

@@ -194,11 +194,45 @@ def test_configuring_attaches_the_ipus_and_resetting_gives_them_back():
     config.configure_ipu_system()
     assert config.auto_select_ipus == [4]
     assert [owner.ipus for owner in owners()] == [(0, 1, 2, 3)]
-    assert ipu_config.get_ipu_config() == [config]
+    assert [each.to_dict() for each in ipu_config.get_ipu_config()] == [config.to_dict()]
     ipu_config.reset_ipu_configuration()
     assert owners() == []
     with pytest.raises(RuntimeError):
         ipu_config.get_ipu_config()
+
+
+def test_an_equal_configuration_stays_attached_and_another_one_is_attached_anew(caplog):
+    for changed in (False, True):
+        with caplog.at_level(logging.WARNING, "tensorflow"):
+            broken(auto_select_ipus=4).configure_ipu_system()
+            system = ipu_config.configured_system()
+            caplog.clear()
+            config = broken(auto_select_ipus=[4])
+            config.allow_recompute = changed
+            config.configure_ipu_system()
+        assert (ipu_config.configured_system() is system) is not changed
+        assert [record.getMessage() for record in caplog.records] == (
+            ["IPU devices have been configured before; resetting them."] if changed else []
+        )
+        assert len(owners()) == 1
+        ipu_config.reset_ipu_configuration()
+
+
+def test_what_is_set_after_configuring_is_a_difference_and_has_no_effect_itself():
+    config = broken(auto_select_ipus=4)
+    config.configure_ipu_system()
+    config.auto_select_ipus = 2
+    assert ipu_config.configured_system().config.auto_select_ipus == [4]
+    config.configure_ipu_system()
+    assert [len(owner.ipus) for owner in owners()] == [2]
+
+
+def test_without_a_reset_only_an_equal_configuration_is_accepted():
+    broken(auto_select_ipus=4).configure_ipu_system()
+    ipu_config.configure_ipu_system(broken(auto_select_ipus=4), reset_configuration=False)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="configured differently already"):
+        ipu_config.configure_ipu_system(broken(auto_select_ipus=2), reset_configuration=False)
+    assert [len(owner.ipus) for owner in owners()] == [4]
 
 
 def test_several_devices_and_chosen_ids():
@@ -297,8 +331,11 @@ def test_on_demand_attaches_at_the_first_use_only():
     assert len(owners()) == 1
 
 
-def test_pre_compile_never_attaches():
+def test_pre_compile_never_attaches_and_needs_the_executable_cache(monkeypatch):
     connection = {"device_connection__type": DeviceConnectionType.PRE_COMPILE, "device_connection__version": "ipu2"}
+    with pytest.raises(tf.errors.FailedPreconditionError, match="--executable_cache_path=DIR in TF_POPLAR_FLAGS"):
+        broken(auto_select_ipus=4, **connection).configure_ipu_system()
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=cache")
     broken(auto_select_ipus=4, **connection).configure_ipu_system()
     ipu_config.configured_system().attach()
     assert owners() == []

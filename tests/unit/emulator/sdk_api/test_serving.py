@@ -43,6 +43,26 @@ def double(x):
     return 2.0 * x
 
 
+def test_an_export_is_of_one_replica(emulator_dir, target):
+    config = ipu_config.IPUConfig()
+    config.auto_select_ipus = 4
+    config.configure_ipu_system()
+    pipelined = ([double, double], target, 2)
+    with ipu_strategy.IPUStrategy().scope():
+        model = make_model()
+        for export, replicas, needed in (
+            (lambda: serving.export_keras(model, target, batch_size=4), 4, 1),
+            (lambda: serving.export_single_step(double, target, 1, [SPEC]), 4, 1),
+            (lambda: serving.export_pipeline(*pipelined, predict_step_signature=[SPEC]), 2, 2),
+        ):
+            with pytest.raises(NotImplementedError, match=f"{replicas} replicas.*auto_select_ipus={needed} before"):
+                export()
+        config.auto_select_ipus = 2
+        config.configure_ipu_system()
+        serving.export_pipeline(*pipelined, predict_step_signature=[SPEC])
+    ipu_config.reset_ipu_configuration()
+
+
 def test_an_exported_model_answers_alike_in_a_process_without_the_emulator(scope, target):
     with scope():
         model = make_model()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
+import itertools
 import logging
 import os
 import sys
@@ -14,13 +16,22 @@ from tensorflow.python.framework import errors
 
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers
+from tf_ipu_dp.emulator.runtime import (
+    cores,
+    feeds,
+    floating_point,
+    instances,
+    poplar_flags,
+    random_numbers,
+    synthetic_data,
+)
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
 _ON_DEMAND_POLL_S = 1.0
 _ON_DEMAND_LIMIT_MS = 3_600_000
 _UNCONFIGURED_DEVICES = 2  # the number that the SDK lists
+_numbers = itertools.count()
 
 
 class SelectionOrder(enum.Enum):
@@ -213,7 +224,8 @@ class ConfiguredSystem:
     """The devices of this process, and the configuration that they were made from."""
 
     def __init__(self, config: IPUConfig) -> None:
-        self.config: Any = config
+        self.number = next(_numbers)  # programs are compiled for one configuration
+        self.config: Any = copy.deepcopy(config)  # what the program sets later has no effect
         self._attachments: List[registry.Attachment] = []
         kind = self.config.device_connection.type
         self._on_demand = kind is DeviceConnectionType.ON_DEMAND
@@ -228,6 +240,15 @@ class ConfiguredSystem:
             cores.share_between_replicas()
         if not self._on_demand:
             self.attach()
+
+    def only_compiles(self) -> bool:
+        """Whether programs are compiled and not executed. Raises where the SDK refuses to execute."""
+        kind = self.config.device_connection.type
+        if kind is DeviceConnectionType.NEVER:
+            raise errors.InvalidArgumentError(
+                None, None, "Trying to run a program on a device that is configured for compilation only (NEVER)."
+            )
+        return bool(kind is DeviceConnectionType.PRE_COMPILE)
 
     def attach(self) -> None:
         """Attaches the devices once: when they are configured, or on demand before the first execution."""
@@ -250,6 +271,11 @@ class ConfiguredSystem:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
             yield
+        except errors.InvalidArgumentError as error:
+            sentence = floating_point.explain(error)
+            if sentence is None:
+                raise
+            raise errors.InternalError(None, None, sentence) from error
         finally:
             waited = feeds.seconds_waited()
             for attachment in self._attachments:
@@ -266,22 +292,39 @@ _system: Optional[ConfiguredSystem] = None
 
 
 def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: bool = True) -> None:
-    """Checks the configuration and attaches its devices; devices configured before are reset with a warning."""
+    """Checks the configuration and attaches its devices. Devices that are configured differently are reset first.
+
+    Devices that have an equal configuration stay attached.
+    """
     del device
     global _system  # noqa: PLW0603
     if not isinstance(config, IPUConfig):
         raise TypeError(f"configure_ipu_system takes an IPUConfig, not {type(config).__name__}.")
-    _read_flags()
-    _check(config)
+    flags = _read_flags()
+    _check(config, flags)
+    _normalise(config)
     if _system is not None:
+        if _system.config.to_dict() == config.to_dict():
+            return
         if not reset_configuration:
-            raise Exception("IPU devices are configured already; call reset_ipu_configuration first.")
+            raise errors.FailedPreconditionError(
+                None, None, "IPU devices are configured differently already; call reset_ipu_configuration first."
+            )
         logging.getLogger("tensorflow").warning("IPU devices have been configured before; resetting them.")
         reset_ipu_configuration()
-    _normalise(config)
+    synthetic_data.configure(flags)
+    _configure_arithmetic(config.floating_point_behaviour)
     _system = ConfiguredSystem(config)
     if not patches.is_applied("configured devices"):
         patches.on_undo("configured devices", reset_ipu_configuration)
+
+
+def _configure_arithmetic(asked: Any) -> None:
+    names = ("inv", "div0", "oflo", "nanoo")
+    behaviour = floating_point.Behaviour(**{name: asked.set_all or getattr(asked, name) for name in names})
+    rounds = asked.set_all or asked.esr is not StochasticRoundingBehaviour.OFF
+    # All instances have the same configuration: one message is enough.
+    floating_point.configure(behaviour, stochastic_rounding=rounds and instances.position() == 0)
 
 
 def reset_ipu_configuration() -> None:
@@ -291,6 +334,8 @@ def reset_ipu_configuration() -> None:
         _system.release()
         _system = None
         random_numbers.forget_seed()
+        synthetic_data.configure({})
+        floating_point.configure(floating_point.Behaviour(), stochastic_rounding=False)
 
 
 def get_ipu_config(session: Any = None) -> List[Any]:
@@ -299,6 +344,11 @@ def get_ipu_config(session: Any = None) -> List[Any]:
     if _system is None:
         raise RuntimeError("No IPU devices are configured.")
     return [_system.config]
+
+
+def ipus_of_first_device() -> int:
+    """Returns the IPUs of the device that programs use by default; 1 before any is configured."""
+    return 1 if _system is None else _system.ipus_per_device[0]
 
 
 def count_devices() -> int:
@@ -327,7 +377,7 @@ def configured_system() -> ConfiguredSystem:
     return _system
 
 
-def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
+def _check(config: Any, flags: Dict[str, str]) -> None:  # noqa: PLR0912 one rule after the other
     """Checks the rules that the SDK checks in Python, in its order and with its exception types."""
     if _as_list(config.auto_select_ipus) and _as_list(config.select_ipus):
         raise Exception("Only one of auto_select_ipus and select_ipus can be set.")
@@ -339,6 +389,10 @@ def _check(config: Any) -> None:  # noqa: PLR0912 one rule after the other
     connection = config.device_connection
     if connection.type in (DeviceConnectionType.PRE_COMPILE, DeviceConnectionType.NEVER) and not connection.version:
         raise ValueError(f"device_connection.version must be set for the connection type {connection.type.name}.")
+    if connection.type is DeviceConnectionType.PRE_COMPILE and "executable_cache_path" not in flags:
+        raise errors.FailedPreconditionError(
+            None, None, "The connection type PRE_COMPILE needs --executable_cache_path=DIR in TF_POPLAR_FLAGS."
+        )
     if connection.version not in ("", "ipu1", "ipu2", "ipu21"):
         raise ValueError(f"device_connection.version={connection.version!r} is not one of ipu1, ipu2, ipu21.")
     group = config.norms.experimental.distributed_batch_norm_replica_group_size

@@ -18,6 +18,7 @@ from tensorflow.python.framework import convert_to_constants
 
 from tf_ipu_dp.emulator.keras import model_options, pipelines
 from tf_ipu_dp.emulator.runtime import pipeline_layout
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
 
 
@@ -36,6 +37,7 @@ def export_single_step(  # noqa: PLR0913, PLR0917 the SDK's arguments
 ) -> Any:
     """Saves a function of one step. Returns the `tf.function` that was saved."""
     _check_iterations(iterations)
+    _refuse_replicas(ipus_per_replica=1)
     before = _Step("preprocessing_step", preprocessing_step, preprocessing_step_signature)
     after = _Step("postprocessing_step", postprocessing_step, postprocessing_step_signature)
     _check_names(output_names)
@@ -73,6 +75,7 @@ def export_pipeline(  # noqa: PLR0913, PLR0917 the SDK's arguments
     devices = list(range(len(stages))) if device_mapping is None else device_mapping
     pipeline_layout.check_layout(len(stages), devices, schedule, False, poplar_options)
     pipeline_layout.check_iterations(iterations, len(stages), schedule, training=False)
+    _refuse_replicas(pipeline_layout.ipus_for(devices))
     constants = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     first = stages[0][0] if isinstance(stages[0], (list, tuple)) else stages[0]
     names = _argument_names(first)[len(constants) :]
@@ -137,10 +140,22 @@ def export_model(  # noqa: PLR0913, PLR0917 the SDK's arguments
     steps = getattr(model, "_steps_per_execution", None)
     pipelines.check_before_run(model, training=False, steps_per_execution=1 if steps is None else int(steps.numpy()))
 
+    _refuse_replicas(pipelines.ipus_per_replica(model))
+
     def predict_step(*inputs: Any) -> Any:
         return model(tf.nest.pack_sequence_as(structure, list(inputs)), training=False)
 
     return _export(predict_step, signature, export_dir, output_names, before, after, purge_export_dir)
+
+
+def _refuse_replicas(ipus_per_replica: int) -> None:
+    """Refuses an export for several replicas: a compiled program takes the input of all that are configured."""
+    ipus = ipu_config.ipus_of_first_device()
+    if ipus > ipus_per_replica:
+        raise NotImplementedError(
+            f"The device has {ipus} IPUs, so {ipus // ipus_per_replica} replicas, but the emulator exports programs of "
+            f"one replica only. Configure auto_select_ipus={ipus_per_replica} before the export."
+        )
 
 
 class _Step:

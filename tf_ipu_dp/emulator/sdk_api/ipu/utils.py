@@ -80,9 +80,7 @@ class SyntheticDataCategory(enum.Enum):
 
 def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bool:
     """Whether TF_POPLAR_FLAGS requests synthetic data of this kind."""
-    flags = poplar_flags.read(os.environ)
-    categories = flags.get("synthetic_data_categories", "").lower().split(",")
-    return flags.get("use_synthetic_data") == "true" or synthetic_data_category.name.lower() in categories
+    return synthetic_data_category.name.lower() in poplar_flags.synthetic_categories(poplar_flags.read(os.environ))
 
 
 def reset_ipu_seed(

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import batch_norm
 from tf_ipu_dp.emulator.runtime.pipeline_accumulation import SUMMABLE, GradientAccumulation, OutfeedSums, empty_vectors
 from tf_ipu_dp.emulator.runtime.pipeline_layout import (
     PipelineSchedule,
@@ -158,6 +159,7 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
         raise ValueError("Only one of outfeed_mask and outfeed_loss can be given.")
     if accumulate_outfeed and getattr(getattr(outfeed_queue, "_mode", None), "name", None) != "ALL":
         raise ValueError("accumulate_outfeed needs an outfeed_queue of the mode IPUOutfeedMode.ALL.")
+    batch_norm.refuse_pipeline()
     devices = _devices(stages, device_mapping)
     check_layout(
         len(stages), devices, schedule, training,
