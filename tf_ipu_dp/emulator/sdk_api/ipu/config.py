@@ -37,8 +37,8 @@ class DeviceConnectionType(enum.Enum):
 
     ALWAYS = 0
     ON_DEMAND = 1
-    PRE_COMPILE = 2
-    NEVER = 3
+    PRE_COMPILE = 3
+    NEVER = 2
 
 
 class MergeRemoteBuffersBehaviour(enum.Enum):
@@ -67,9 +67,9 @@ class StochasticRoundingBehaviour(enum.Enum):
     REPLICA_IDENTICAL_ONLY = 2
 
     @classmethod
-    def from_bool(cls, b: bool) -> StochasticRoundingBehaviour:
+    def from_bool(cls, value: bool) -> StochasticRoundingBehaviour:
         """Returns ON or OFF."""
-        return cls.ON if b else cls.OFF
+        return cls.ON if value else cls.OFF
 
 
 class ExecutionProfileType(enum.Enum):

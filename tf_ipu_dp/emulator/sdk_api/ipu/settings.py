@@ -92,18 +92,20 @@ class Settings:
             other[0]._values[other[1]] = _copy(mine[0]._values[mine[1]])
         return copy
 
+    def __str__(self) -> str:
+        """Returns all attributes with their values, one in a line."""
+        return "\n".join(f"{owner._metadata[name].name} = {owner._values[name]}" for owner, name in self._tree())
+
     def to_dict(self) -> Dict[str, Any]:
-        """Returns all attributes by their full, dotted names; enums by name."""
+        """Returns all attributes by their full, dotted names; enums as integers."""
         return {owner._metadata[name].name: _plain(owner._values[name]) for owner, name in self._tree()}
 
     def from_dict(self, dct: Dict[str, Any]) -> None:
-        """Sets the attributes that a dictionary of `to_dict` has."""
-        places = {owner._metadata[name].name: (owner, name) for owner, name in self._tree()}
-        for full, value in dct.items():
-            if full not in places:
-                raise self._unknown(full)
-            owner, name = places[full]
-            setattr(owner, name, _restore(value, owner._metadata[name].type))
+        """Sets the attributes that a dictionary of `to_dict` has. Keys that are not attributes are ignored."""
+        for owner, name in self._tree():
+            metadata = owner._metadata[name]
+            if metadata.name in dct:
+                setattr(owner, name, _restore(dct[metadata.name], metadata.type))
 
     def to_json(self) -> str:
         """Returns `to_dict` as JSON text."""
@@ -158,10 +160,8 @@ def _copy(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, enum.Enum) else _copy(value)
+    return value.value if isinstance(value, enum.Enum) else _copy(value)
 
 
 def _restore(value: Any, kind: Any) -> Any:
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(value, str):
-        return kind[value]
-    return _copy(value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, enum.Enum) else _copy(value)
