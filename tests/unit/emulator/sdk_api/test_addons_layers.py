@@ -111,6 +111,43 @@ def test_stateful_layers_carry_their_state_like_keras(ours, stock, time_major):
     assert len(layer.get_weights()) == 3
 
 
+@pytest.mark.parametrize(("ours", "stock"), PAIRS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_replica_of_a_stateful_model_carries_its_own_state(scope, ours, stock, replicas):
+    micro_batches = RNG.randn(6, BATCH, STEPS, SIZE).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices(micro_batches)
+    with scope(replicas).scope():
+        inputs = tf.keras.Input((STEPS, SIZE), batch_size=BATCH)
+        layer = ours(UNITS, stateful=True)
+        model = tf.keras.Model(inputs, layer(inputs))
+        model.compile(steps_per_execution=6 // replicas)
+        outputs = model.predict(dataset, verbose=0)
+    reference = stock(UNITS, stateful=True)
+    reference.build(SEQUENCES.shape)
+    reference.set_weights(layer.get_weights())
+    expected = [None] * len(micro_batches)
+    for replica in range(replicas):
+        reference.reset_states()
+        for number in range(replica, len(micro_batches), replicas):
+            expected[number] = reference(micro_batches[number])
+    assert_same(outputs, np.concatenate(expected))
+
+
+@pytest.mark.parametrize(("ours", "stock"), PAIRS)
+def test_a_stateful_layer_carries_its_state_in_a_session_too(ours, stock):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer = ours(UNITS, stateful=True)
+        output = layer(tf.constant(SEQUENCES))
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = [session.run(output) for _ in range(3)]
+        weights = session.run(layer.weights)
+    reference = stock(UNITS, stateful=True)
+    reference.build(SEQUENCES.shape)
+    reference.set_weights(weights)
+    for one in found:
+        assert_same(one, reference(SEQUENCES))
+
+
 def test_a_stateful_layer_needs_a_batch_size():
     with pytest.raises(ValueError, match="batch size"):
         tf.keras.Sequential([tf.keras.layers.Input((STEPS, SIZE)), layers.LSTM(UNITS, stateful=True)])
@@ -452,8 +489,8 @@ def test_arguments_of_keras_come_in_its_order_and_with_its_defaults(ours, stock)
     mine, theirs = (inspect.signature(cls.__init__).parameters for cls in (ours, stock))
     positional = [name for name in theirs if name != "kwargs"]
     assert {name: mine[name].default for name in positional} == {name: theirs[name].default for name in positional}
-    # After these the SDK has `implementation`, which Keras takes as a keyword only.
-    last = positional.index("recurrent_dropout") + 1 if "recurrent_dropout" in positional else len(positional)
+    # After these the SDK has `dropout_seed`, which Keras does not have.
+    last = positional.index("dropout") + 1 if "dropout" in positional else len(positional)
     assert list(mine)[:last] == positional[:last]
 
 
