@@ -77,7 +77,10 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "HostEmbedding", "HostEmbeddingOptimizerSpec", "HostEmbeddingSGDGAOptimizerSpec", "create_host_embedding",
         "embedding_lookup",
     ),
-    "tensorflow.python.ipu.ops.f8_ops": ("Format", "convert_from_f8", "convert_to_f8"),
+    "tensorflow.python.ipu.ops.f8_ops": (
+        "Format", "QuarterTensor", "convert_from_f8", "convert_to_f8", "create_metadata", "f8_conv_1d", "f8_conv_2d",
+        "f8_conv_3d", "f8_matmul",
+    ),
     "tensorflow.python.ipu.ops.functional_ops": ("outlined_function",),
     "tensorflow.python.ipu.ops.grad_util_ops": ("capture_upstream_gradients",),
     "tensorflow.python.ipu.ops.image_ops": ("normalise_image",),

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.sdk_api import addons
 from tf_ipu_dp.emulator.sdk_api.addons.keras import layers
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import f8_ops
 
 RNG = np.random.RandomState(0)
 BATCH, STEPS, SIZE, UNITS = 3, 5, 4, 6
@@ -438,17 +439,41 @@ def test_serial_dense_refuses_factors_and_dimensions_that_do_not_fit():
             layers.SerialDense(6, factor, dimension)(SEQUENCES[:, 0])
 
 
-def test_dense_is_the_stock_layer_and_8_bit_floats_are_refused():
+def test_dense_is_the_stock_layer_for_ordinary_inputs():
     layer, reference = layers.Dense(3, activation="relu"), tf.keras.layers.Dense(3, activation="relu")
     with_weights_of(layer, reference, SEQUENCES)
     assert_same(layer(SEQUENCES), reference(SEQUENCES))
     with pytest.raises(ValueError, match=r"\[-32, 31\]"):
         layers.Dense(3, kernel_scale=32)
-    with pytest.raises(NotImplementedError, match="FP8"):
-        layers.Dense(3)([SEQUENCES, tf.constant(0)])
-    for refused in (layers.ConvertToF8, layers.ConvertFromF8, layers.EffectiveTransformer):
-        with pytest.raises(NotImplementedError, match=refused.__name__):
-            refused()
+    with pytest.raises(NotImplementedError, match="EffectiveTransformer"):
+        layers.EffectiveTransformer()
+
+
+@pytest.mark.parametrize("fmt", f8_ops.Format)
+def test_dense_multiplies_8_bit_floats_by_a_kernel_of_8_bit_floats(scope, fmt):
+    x = SEQUENCES.astype("float16")
+    with scope(1).scope():
+        values = tf.keras.Input(SEQUENCES.shape[1:], batch_size=BATCH, dtype="float16")
+        metadata = f8_ops.create_metadata(fmt, 2)
+        converted = layers.ConvertToF8()([values, metadata])
+        dense = layers.Dense(3, kernel_format=fmt, kernel_scale=-3, activation="relu", bias_initializer="ones")
+        model = tf.keras.Model(values, [dense(converted), layers.ConvertFromF8(tf.float32)(converted)])
+        output, inputs = model.predict(x, batch_size=BATCH, verbose=0)
+    assert (output.dtype, inputs.dtype) == ("float16", "float32")
+    assert [weight.dtype for weight in dense.get_weights()] == ["float32", "uint8", "uint8"]
+    kernel = f8_ops.convert_from_f8([dense.kernel, dense.kernel_metadata], tf.float32).numpy()
+    np.testing.assert_array_equal(inputs, f8_ops.convert_from_f8(f8_ops.convert_to_f8(x, metadata), tf.float32))
+    assert 0 < np.abs(inputs - x).max() < 0.3
+    np.testing.assert_allclose(output, np.maximum(inputs @ kernel + 1, 0), rtol=2e-3, atol=2e-3)
+
+
+def test_a_kernel_of_8_bit_floats_starts_with_given_codes_and_is_saved():
+    layer = layers.Dense(2, kernel_format="F152", kernel_data_initializer=tf.keras.initializers.Constant(0x40))
+    output = layer([tf.constant([[0x48, 0x40]], tf.uint8), f8_ops.create_metadata(f8_ops.Format.F143)])
+    np.testing.assert_array_equal(output, [[3, 3]])  # (2 + 1) x 1
+    again = layers.Dense.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again.kernel_format is f8_ops.Format.F152 and again.kernel_data_initializer.get_config() == {"value": 0x40}
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
