@@ -484,6 +484,14 @@ def test_lists_for_stages_must_have_an_entry_for_each(scope):
         pipelines.check_before_run(model, training=True)
 
 
+def test_a_stage_with_a_negative_share_of_memory_is_refused(scope):
+    model, share = staged([0, 1]), PipelineStageOptions(matmul_options={"availableMemoryProportion": "-1"})
+    options = [PipelineStageOptions(), share]
+    model.set_pipelining_options(4, forward_propagation_stages_poplar_options=options)
+    with pytest.raises(tf.errors.InternalError, match="matmul_options of stage 1: availableMemoryProportion=-1"):
+        pipelines.check_before_run(model, training=True)
+
+
 def test_a_pipelined_sequential_model_cannot_override_call(scope):
     class Own(tf.keras.Sequential):
         def call(self, inputs, training=None, mask=None):

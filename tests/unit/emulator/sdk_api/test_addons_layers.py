@@ -235,6 +235,14 @@ def test_recurrent_layers_compute_in_float16(ours, policy, weights):
     assert_same(output, reference(x), tolerance=4e-3)
 
 
+@pytest.mark.parametrize("name", ["options", "options_bwd"])
+@pytest.mark.parametrize("make", [layers.LSTM, layers.GRU, addons.v1.layers.PopnnLSTM, addons.v1.layers.PopnnGRU])
+def test_a_recurrent_layer_with_a_negative_share_of_memory_is_refused_when_called(make, name):
+    layer = make(UNITS, **{name: {"availableMemoryProportion": -123.0}})
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InternalError, match=rf"{name} of .*=-123\.0: Value must be"):
+        layer(tf.constant(SEQUENCES))
+
+
 @pytest.mark.parametrize("suffix", ["", ".h5", ".keras"])
 def test_models_with_these_layers_are_saved_and_loaded(tmp_path, suffix):
     if suffix == ".keras" and not hasattr(tf.keras, "saving"):
@@ -364,6 +372,7 @@ def test_dropout_scales_what_it_keeps_and_repeats_itself_with_a_seed():
     assert_same(layer(x, training=True), first, tolerance=0)
     assert_same(layer(x), x, tolerance=0)
     assert (layers.Dropout(0.25)(x, training=True).numpy() != first).any()
+    assert_same(layers.Dropout(0.25, noise_shape=[], seed=[1, 2])(x, training=True), first, tolerance=0)
     column = layers.Dropout(0.5, noise_shape=[64, 1], ref=True)(x, training=True).numpy()
     np.testing.assert_array_equal(column, np.repeat(column[:, :1], 64, axis=1))
 

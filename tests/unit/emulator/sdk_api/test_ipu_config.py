@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_ipu_dp import emulator
 from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.config import (
     DeviceConnectionType,
     IPUConfig,
@@ -333,6 +334,20 @@ def test_on_demand_attaches_at_the_first_use_only():
     assert owners() == []
     ipu_config.configured_system().attach()
     assert len(owners()) == 1
+
+
+@pytest.mark.parametrize("value", ["-0.1", "much"])
+@pytest.mark.parametrize("category", ["convolutions", "matmuls", "slices"])
+def test_a_negative_share_of_memory_is_refused_when_a_program_is_compiled(category, value):
+    broken(**{f"{category}__poplar_options": {"availableMemoryProportion": value}}).configure_ipu_system()
+    assert len(owners()) == 1
+    strategy = ipu_strategy.IPUStrategy()
+    with pytest.raises(
+        tf.errors.InternalError, match=rf"{category}\.poplar_options: availableMemoryProportion={value}"
+    ):
+        strategy.run(tf.function(lambda: tf.constant(1)))
+    broken(**{f"{category}__poplar_options": {"availableMemoryProportion": "0.1"}}).configure_ipu_system()
+    assert int(strategy.run(tf.function(lambda: tf.constant(1)))) == 1
 
 
 def test_pre_compile_never_attaches():

@@ -14,7 +14,7 @@ from tensorflow.python.framework import errors
 
 from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, random_numbers
+from tf_ipu_dp.emulator.runtime import cores, feeds, poplar_flags, poplar_options, random_numbers
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
@@ -218,6 +218,9 @@ class ConfiguredSystem:
         kind = self.config.device_connection.type
         self._on_demand = kind is DeviceConnectionType.ON_DEMAND
         self._attaches = kind in (DeviceConnectionType.ALWAYS, DeviceConnectionType.ON_DEMAND)
+        self._poplar_options = {
+            name: value for name, value in config.to_dict().items() if value and name.endswith("poplar_options")
+        }
         counts = _as_list(self.config.auto_select_ipus)
         ids = _as_list(self.config.select_ipus)
         self._requests = [{"count": n} for n in counts] + [{"device_id": n} for n in ids] or [{"count": 1}]
@@ -227,10 +230,18 @@ class ConfiguredSystem:
         if max(self.ipus_per_device) > 1:
             cores.share_between_replicas()
         if not self._on_demand:
-            self.attach()
+            self._attach_devices()
 
     def attach(self) -> None:
-        """Attaches the devices once: when they are configured, or on demand before the first execution."""
+        """Prepares the devices for a program: attaches those on demand, and checks options that programs are made with.
+
+        Called before every program is traced.
+        """
+        for name, value in self._poplar_options.items():
+            poplar_options.check(name, value)
+        self._attach_devices()
+
+    def _attach_devices(self) -> None:
         if not self._attaches or self._attachments:
             return
         limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import poplar_options
 from tf_ipu_dp.emulator.sdk_api.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import rand_ops
 
@@ -95,6 +96,7 @@ class _PopnnRNN(IPULayer):
             inputs, initial_state = inputs[0], list(inputs[1:]) or initial_state
         if inputs.shape.rank != 3:
             raise ValueError(f"{self.name}: the input must have rank 3, but its shape is {inputs.shape}.")
+        check_options(self)
         states = self._first_states(inputs, initial_state)
         if self.dropout and (training is not False):
             same_for_all_steps: Any = [1, None, None] if self.time_major else [None, 1, None]
@@ -356,6 +358,12 @@ def gru_step(recurrent_kernel: Any, recurrent_bias: Optional[Any], activation: s
         return h, [h]
 
     return step
+
+
+def check_options(layer: Any) -> None:
+    """Raises for options that Poplar would refuse when it compiles the layer."""
+    for name in ("options", "options_bwd"):
+        poplar_options.check(f"{name} of {layer.name}", getattr(layer, name))
 
 
 def activation_name(given: Any, argument: str) -> str:
