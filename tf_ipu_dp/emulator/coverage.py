@@ -146,7 +146,7 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "isPopdistEnvSet", "registerBackend", "registerCommunicator", "registerDefaultBackend", "synchronize",
     ),
     "popdist.tensorflow": ("set_ipu_config",),
-    "gcipuinfo": ("DiscoverActivePartitionIPUs", "DiscoverAllPartitionIPUs", "gcipuinfo"),
+    "gcipuinfo": ("BoardType", "DiscoverActivePartitionIPUs", "DiscoverAllPartitionIPUs", "IpuPower", "gcipuinfo"),
     "libpvti": ("Tracepoint", "createTraceChannel"),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import f8_ops
 from tf_ipu_dp.emulator.sdk_api.ipu.ops.f8_ops import Format
 
@@ -70,6 +71,22 @@ def test_numbers_that_are_too_large_become_the_largest():
     packed = f8_ops.QuarterTensor(tf.constant([0x7F], tf.uint8), f8_ops.create_metadata(Format.F152, 9))
     assert f8_ops.convert_from_f8(packed).numpy().tolist() == [tf.float16.max]
     assert f8_ops.convert_from_f8(packed, tf.float32).numpy().tolist() == [57344 * 512]
+
+
+def test_numbers_that_are_too_large_become_nan_if_the_ipus_are_configured_so(emulator_dir):
+    config = ipu_config.IPUConfig()
+    config.floating_point_behaviour.nanoo = True
+    config.configure_ipu_system()
+    try:
+        codes = quarter([240.0, 247.0, 248.0, -1e30, -3.0]).data.numpy().tolist()
+        assert codes == [0x7F, 0x7F, 0x80, 0x80, 0xCC]
+        packed = f8_ops.QuarterTensor(tf.constant([0x7F, 0x40], tf.uint8), f8_ops.create_metadata(Format.F152, 9))
+        np.testing.assert_array_equal(f8_ops.convert_from_f8(packed), [float("nan"), 512])
+        row, column = quarter([[240.0, 240.0]]), quarter([[240.0], [240.0]])
+        assert np.isnan(f8_ops.f8_matmul(row, column).numpy()).all()
+    finally:
+        ipu_config.reset_ipu_configuration()
+    assert f8_ops.f8_matmul(row, column).numpy().tolist() == [[tf.float16.max]]
 
 
 @pytest.mark.parametrize("formats", [(Format.F143, Format.F143), (Format.F143, Format.F152)])

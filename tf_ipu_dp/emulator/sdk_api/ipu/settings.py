@@ -48,16 +48,21 @@ class Settings:
     _categories: Dict[str, Settings]
     _values: Dict[str, Any]
 
-    def __init__(self, _prefix: str = "") -> None:
+    def __init__(self) -> None:
+        self._declare("")
+
+    def _declare(self, prefix: str) -> None:
+        """Makes what the class declares, with its default values. The prefix is that of the category's full name."""
         metadata: Dict[str, AttributeMetadata] = {}
         categories: Dict[str, Settings] = {}
         for name, declared in vars(type(self)).items():
             if isinstance(declared, Attribute):
                 metadata[name] = AttributeMetadata(
-                    _prefix + name, declared.kind, declared.default, declared.doc, declared.deprecated_msg
+                    prefix + name, declared.kind, declared.default, declared.doc, declared.deprecated_msg
                 )
             elif isinstance(declared, type) and issubclass(declared, Settings):
-                categories[name] = declared(f"{_prefix}{name}.")
+                categories[name] = declared.__new__(declared)
+                categories[name]._declare(f"{prefix}{name}.")
         object.__setattr__(self, "_metadata", metadata)
         object.__setattr__(self, "_categories", categories)
         object.__setattr__(self, "_values", {name: _copy(entry.default) for name, entry in metadata.items()})

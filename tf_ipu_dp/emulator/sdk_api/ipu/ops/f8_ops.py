@@ -2,8 +2,9 @@
 
 A number is `(-1)^sign * 2^(exponent - bias) * 1.mantissa`, times 2 to the power of the metadata's scale, with
 subnormal numbers for the exponent 0. F143 has 4 bits of exponent, 3 of mantissa and the bias 8; F152 has 5, 2 and 16.
-There are no infinities and no negative zero: its code, 0x80, is NaN. Conversion goes through float16, rounds to the
-nearest number, to an even mantissa in the middle of two, and saturates. Products are summed in float32 and come back in
+There are no infinities and no negative zero: its code, 0x80, is NaN. Conversion goes through float16 and rounds to the
+nearest number, in the middle of two to the one with an even mantissa. What is too large becomes the largest number, or
+NaN if the IPUs are configured with `floating_point_behaviour.nanoo`. Products are summed in float32 and come back in
 float16. Nothing here has a gradient.
 """
 
@@ -14,6 +15,8 @@ from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 
 __all__ = [
     "Format",
@@ -61,6 +64,7 @@ def _magnitudes(exponent_bits: int, mantissa_bits: int, bias: int) -> Any:
 # By the format's bit. All of these numbers are exact in float32, and so are the middles between them.
 _NUMBERS = np.stack([_magnitudes(5, 2, 16), _magnitudes(4, 3, 8)]).astype(np.float32)
 _MIDDLES = (_NUMBERS[:, 1:] + _NUMBERS[:, :-1]) / 2
+_OVERFLOWS = _NUMBERS[:, -1] + (_NUMBERS[:, -1] - _MIDDLES[:, -1])  # what would be rounded to the next number
 _CODED = np.concatenate([_NUMBERS, -_NUMBERS], axis=1)
 _CODED[:, _NAN] = np.nan
 _POWERS = np.ldexp(np.float32(1), np.arange(_LOWEST_SCALE, _HIGHEST_SCALE + 1))
@@ -76,17 +80,18 @@ def create_metadata(fmt: Format, scale: int = 0) -> Any:
 
 
 def convert_to_f8(values: Any, metadata: Any, name: Optional[str] = None) -> QuarterTensor:
-    """Returns the nearest 8-bit floats, at most the largest one. Infinities and NaN become NaN."""
+    """Returns the nearest 8-bit floats. Infinities and NaN become NaN."""
     with tf.name_scope(name or "convert_to_f8"):
         metadata = tf.convert_to_tensor(metadata, tf.uint8)
         values = tf.cast(tf.convert_to_tensor(values), tf.float32)
-        defined = tf.math.is_finite(values)
-        halves = tf.cast(_saturated(values, tf.float16), tf.float16)
         fmt, power = _read(metadata)
-        magnitudes = tf.reshape(tf.abs(tf.cast(halves, tf.float32)) / power, [-1])
-        middles = tf.gather(_MIDDLES, fmt)
-        below = tf.searchsorted(middles, magnitudes, side="left")
-        above = tf.searchsorted(middles, magnitudes, side="right")
+        magnitudes = tf.abs(tf.cast(_cast(values, tf.float16), tf.float32)) / power
+        defined = tf.math.is_finite(magnitudes)
+        if _overflow_is_nan():
+            defined &= magnitudes < tf.gather(_OVERFLOWS, fmt)
+        flat, middles = tf.reshape(magnitudes, [-1]), tf.gather(_MIDDLES, fmt)
+        below = tf.searchsorted(middles, flat, side="left")
+        above = tf.searchsorted(middles, flat, side="right")
         # They differ in the middle of two numbers only. Of two neighbouring codes one is even.
         codes = tf.reshape(tf.where(below % 2 == 0, below, above), tf.shape(values))
         codes = tf.where((values < 0) & (codes > 0), codes + _NAN, codes)
@@ -96,7 +101,7 @@ def convert_to_f8(values: Any, metadata: Any, name: Optional[str] = None) -> Qua
 def convert_from_f8(packed_input: Any, dtype: Any = tf.float16, name: Optional[str] = None) -> Any:
     """Returns the numbers of a `QuarterTensor`, or of a pair of codes and metadata, in another type."""
     with tf.name_scope(name or "convert_from_f8"):
-        return tf.cast(_saturated(_numbers(packed_input), tf.as_dtype(dtype)), dtype)
+        return _cast(_numbers(packed_input), tf.as_dtype(dtype))
 
 
 def f8_matmul(lhs: Any, rhs: Any, name: str = "f8_matmul") -> Any:
@@ -144,8 +149,7 @@ def f8_conv_3d(
 
 
 def _in_float16(product: Callable[..., Any], left: Any, right: Any, *settings: Any, name: Optional[str]) -> Any:
-    result = product(_numbers(left), _numbers(right), *settings, name=name)
-    return tf.cast(_saturated(result, tf.float16), tf.float16)
+    return _cast(product(_numbers(left), _numbers(right), *settings, name=name), tf.float16)
 
 
 def _numbers(packed: Any) -> Any:
@@ -165,7 +169,19 @@ def _read(metadata: Any) -> Tuple[Any, Any]:
     return bits // _FORMAT_BIT, tf.gather(_POWERS, (bits - _LOWEST_SCALE) % _SCALES)
 
 
-def _saturated(values: Any, dtype: Any) -> Any:
-    """Limits finite numbers to those of a type."""
-    limited = tf.clip_by_value(values, *(tf.cast(limit, values.dtype) for limit in (dtype.min, dtype.max)))
-    return tf.where(tf.math.is_finite(values), limited, values)
+def _cast(values: Any, dtype: Any) -> Any:
+    """Converts to another type, in which a finite number must not become infinite."""
+    result = tf.cast(values, dtype)
+    if not dtype.is_floating:
+        return result
+    instead = float("nan") if _overflow_is_nan() else tf.sign(values) * tf.cast(dtype.max, values.dtype)
+    overflow = tf.math.is_inf(result) & tf.math.is_finite(values)
+    return tf.where(overflow, tf.cast(instead, dtype), result)
+
+
+def _overflow_is_nan() -> bool:
+    try:
+        behaviour = ipu_config.get_ipu_config()[0].floating_point_behaviour
+    except RuntimeError:  # nothing is configured
+        return False
+    return bool(behaviour.nanoo or behaviour.set_all)

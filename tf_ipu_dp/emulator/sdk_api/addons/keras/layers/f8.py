@@ -13,6 +13,9 @@ from tf_ipu_dp.emulator.sdk_api.ipu.ops import f8_ops
 class ConvertToF8(IPULayer):
     """Converts a list of numbers and metadata, see `f8_ops.create_metadata`, to a list of codes and metadata."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
     def call(self, inputs: Any) -> List[Any]:
         """Returns the codes as uint8, and the metadata."""
         values, metadata = inputs
