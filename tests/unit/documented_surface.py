@@ -1,7 +1,8 @@
 """The SDK's public API as documented (releases 3.1 to 3.4): parameters in order with defaults, enum values, attributes.
 
 Parameters are written as in Python. A default of `...` is not documented. Names that the emulator refuses are left out.
-The attributes of `IPUConfig` are in `emulator/sdk_api/test_ipu_config.py`.
+The attributes of `IPUConfig` are in `emulator/sdk_api/test_ipu_config.py`. What is marked "unconfirmed" is not in the
+documents that were at hand: compare it with an installed SDK before relying on it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _RECURRENT_END = (
     f"{_REGULARIZERS}{_CONSTRAINTS}dropout=0., dropout_seed=None, recurrent_dropout=0., implementation=2, "
     "return_sequences=False, return_state=False, go_backwards=False, stateful=False, unroll=False, "
 )
+# unconfirmed: the order from dropout_seed on
 _RECURRENT_OPTIONS = "seed=None, partials_dtype=tf.float32, time_major=False, options=None, options_bwd=None, **kwargs"
 _LSTM = f"{_RECURRENT}unit_forget_bias=True, {_RECURRENT_END}{_RECURRENT_OPTIONS}"
 _GRU = f"{_RECURRENT}{_RECURRENT_END}reset_after=True, {_RECURRENT_OPTIONS}"
@@ -166,7 +168,7 @@ SIGNATURES: Signatures = {
         "while_loop": "condition, body, inputs=None, infeed_queue=None, maximum_iterations=None, use_while_v1=True",
     },
     f"{_IPU}.ipu_compiler": {"compile": "computation, inputs=None"},
-    f"{_IPU}.scopes": {
+    f"{_IPU}.scopes": {  # unconfirmed: the names of parameters, except of ipu_jit_scope
         "frontend_attribute": "attribute_name, attribute_value, restore_to=None",
         "ipu_jit_scope": "ipu_scope",
         "ipu_scope": "device",
@@ -175,7 +177,7 @@ SIGNATURES: Signatures = {
         "partials_type": "override_type",
         "stochastic_rounding": "override",
     },
-    f"{_IPU}.sharding": {
+    f"{_IPU}.sharding": {  # unconfirmed: parameters
         "dependencies": "roots",
         "enable_sharded_gradient_tape": "",
         "get_shard_from_colocation": "op",
@@ -205,6 +207,7 @@ SIGNATURES: Signatures = {
     f"{_IPU}.dataset_benchmark": {
         "dataset_benchmark": "dataset, number_of_epochs, elements_per_epochs, print_stats=True, "
         "apply_debug_options=True, do_memcpy=True",
+        # unconfirmed: that it has no apply_debug_options
         "infeed_benchmark": "infeed_queue, number_of_epochs, elements_per_epochs, print_stats=True, do_memcpy=True",
     },
     f"{_IPU}.data.ops.dataset_ops": {"BufferDataset": "input_dataset, buffer_size"},
@@ -234,7 +237,7 @@ SIGNATURES: Signatures = {
         "initializer=None",
         "embedding_lookup": "params, ids, serialization_factor=1, indices_are_sorted=False, name=None",
     },
-    f"{_IPU}.ops.f8_ops": {
+    f"{_IPU}.ops.f8_ops": {  # unconfirmed: all parameters
         "QuarterTensor": "data, metadata",
         "convert_from_f8": "packed_input, dtype=tf.half, name=None",
         "convert_to_f8": "values, metadata, name=None",
@@ -364,6 +367,7 @@ SIGNATURES: Signatures = {
         "m_dtype=None, v_dtype=None, vhat_dtype=None, debiasing=True, **kwargs",
         "IpuOptimizerBase": "name, optimizer_compute_precisions=(tf.float32,), outline_apply_gradients=False, "
         "outline_apply_gradients_kwargs=None, **kwargs",
+        # unconfirmed: the position of dtype
         "IpuOptimizerBase.add_slot": "self, var, slot_name, initializer='zeros', shape=None, dtype=None",
         "LAMBIpuOptimizer": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-6, weight_decay_rate=0.0, "
         "exclude_from_weight_decay=None, exclude_from_layer_adaptation=None, name='LAMB', debiasing=True, "
@@ -451,15 +455,16 @@ ENUMS: Dict[str, Dict[str, Dict[str, Any]]] = {
     },
     f"{_IPU}.utils": {
         **_IN_CONFIG_AND_UTILS,
+        # unconfirmed: values
         "SyntheticDataCategory": {"Infeed": 1, "Outfeed": 2, "Seed": 3, "HostEmbedding": 4, "Parameters": 5},
     },
     f"{_IPU}.ipu_outfeed_queue": {"IPUOutfeedMode": {"ALL": "all", "LAST": "get_last"}},
     f"{_IPU}.gradient_accumulation": {"GradientAccumulationReductionMethod": _REDUCTION},
     f"{_IPU}.optimizers": {"GradientAccumulationReductionMethod": _REDUCTION},
-    f"{_IPU}.ops.f8_ops": {"Format": {"F143": 1, "F152": 0}},
+    f"{_IPU}.ops.f8_ops": {"Format": {"F143": 1, "F152": 0}},  # unconfirmed: values
     f"{_IPU}.ops.pipelining_ops": {
         "PipelineSchedule": {"Grouped": 0, "Interleaved": 1, "Sequential": 2},
-        "RecomputationMode": {
+        "RecomputationMode": {  # unconfirmed: values
             "Auto": 1,
             "RecomputeThenBackpropagate": 2,
             "RecomputeAndBackpropagateInterleaved": 3,
@@ -490,7 +495,7 @@ ATTRIBUTES: Dict[str, Dict[str, str]] = {
     f"{_IPU}.keras_extensions": {"KerasExtensions": ""},
     "keras.ipu": {**_STAGE_ATTRIBUTES, "__ipu__built__": ""},
     "keras.ipu.extensions": {"FunctionalExtension": "", "ModelExtension": "", "SequentialExtension": ""},
-    "keras.ipu.extensions.extensions_base": {"KerasExtensionBase": ""},
+    "keras.ipu.extensions.extensions_base": {"KerasExtensionBase": ""},  # unconfirmed: the name of the class
     "keras.ipu.extensions.functional_extensions": {"FunctionalExtension": ""},
     "keras.ipu.extensions.model_extensions": {"ModelExtension": ""},
     "keras.ipu.extensions.pipeline_stage_assignment": _STAGE_ATTRIBUTES,

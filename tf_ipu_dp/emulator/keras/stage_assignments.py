@@ -32,7 +32,7 @@ class LayerAssignment:
 
     @property
     def is_nested_model(self) -> bool:
-        """Whether the assignment is that of a nested model: it is that of a layer."""
+        """Always False: this is the assignment of a layer."""
         return False
 
     @property
@@ -104,7 +104,7 @@ class NestedAssignment:
 
     @property
     def is_nested_model(self) -> bool:
-        """Whether the assignment is that of a nested model."""
+        """Always True."""
         return True
 
     @property

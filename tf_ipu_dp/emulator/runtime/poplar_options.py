@@ -15,7 +15,7 @@ def check(what: str, options: Optional[Mapping[Any, Any]]) -> None:
     try:
         if float(given) >= 0:
             return
-    except ValueError:
+    except (TypeError, ValueError):
         pass
     message = f"[Poplar][Build graph] {what}: {_PROPORTION}={given}: Value must be greater than or equal to 0."
     raise tf.errors.InternalError(None, None, message)

@@ -32,7 +32,8 @@ __all__ = [
 
 _NAN = 0x80
 _LOWEST_SCALE, _HIGHEST_SCALE = -32, 31
-_FORMAT_BIT, _SCALES = 128, 64  # the format is the highest bit of the metadata, the scale the lowest six
+# The format is the highest bit of the metadata, the scale the lowest six. An IPU's own layout is not documented.
+_FORMAT_BIT, _SCALES = 128, 64
 
 
 class Format(enum.Enum):
