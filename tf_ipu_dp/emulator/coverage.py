@@ -20,6 +20,7 @@ SDK: Dict[str, Tuple[str, ...]] = {
     ),
     "tensorflow.python.ipu.ipu_strategy": ("IPUStrategy", "IPUStrategyV1"),
     "tensorflow.python.ipu.distributed": ("allgather", "allreduce", "broadcast"),
+    "tensorflow.python.ipu.distributed.host_collective_ops": ("allgather", "allreduce", "broadcast"),
     "tensorflow.python.ipu.distributed.popdist_strategy": ("PopDistStrategy",),
     "tensorflow.python.ipu.utils": (
         "DeviceConnectionType", "ExecutionProfileType", "IPUConfig", "IpuOptions", "MergeRemoteBuffersBehaviour",
@@ -30,14 +31,19 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "reset_ipu_configuration", "reset_ipu_seed", "running_on_ipu_model", "use_synthetic_data_for",
     ),
     "tensorflow.python.ipu.ipu_infeed_queue": ("IPUInfeedQueue", "IPUIterator", "IPUOwnedIterator"),
-    "tensorflow.python.ipu.ipu_outfeed_queue": ("IPUOutfeedMode", "IPUOutfeedQueue", "ScopedIPUOutfeedQueue"),
+    "tensorflow.python.ipu.ipu_outfeed_queue": (
+        "IPUOutfeedMode", "IPUOutfeedQueue", "IPUOutfeedQueueIterator", "ScopedIPUOutfeedQueue",
+    ),
     "tensorflow.python.ipu.loops": ("repeat", "while_loop"),
     "tensorflow.python.ipu.ipu_compiler": ("compile",),
     "tensorflow.python.ipu.scopes": (
         "frontend_attribute", "ipu_jit_scope", "ipu_scope", "ipu_shard", "outside_compilation_scope",
         "partials_type", "stochastic_rounding",
     ),
-    "tensorflow.python.ipu.sharding": ("get_sharding",),
+    "tensorflow.python.ipu.sharding": (
+        "dependencies", "enable_sharded_gradient_tape", "get_shard_from_colocation", "get_sharding", "has_attr",
+        "propagate_sharding",
+    ),
     "tensorflow.python.ipu.gradient_accumulation": ("GradientAccumulationReductionMethod",),
     "tensorflow.python.ipu.optimizers": (
         "CrossReplicaGradientAccumulationOptimizer", "CrossReplicaGradientAccumulationOptimizerV2",
@@ -64,13 +70,17 @@ SDK: Dict[str, Tuple[str, ...]] = {
     ),
     "tensorflow.python.ipu.ops.custom_ops": ("codelet_expression_op", "cpu_user_operation", "precompiled_user_op"),
     "tensorflow.python.ipu.ops.embedded_runtime": (
-        "embedded_runtime_call", "embedded_runtime_start", "embedded_runtime_start_and_call", "embedded_runtime_stop",
+        "RuntimeContext", "embedded_runtime_call", "embedded_runtime_start", "embedded_runtime_start_and_call",
+        "embedded_runtime_stop",
     ),
     "tensorflow.python.ipu.ops.embedding_ops": (
         "HostEmbedding", "HostEmbeddingOptimizerSpec", "HostEmbeddingSGDGAOptimizerSpec", "create_host_embedding",
         "embedding_lookup",
     ),
-    "tensorflow.python.ipu.ops.f8_ops": ("Format", "convert_from_f8", "convert_to_f8"),
+    "tensorflow.python.ipu.ops.f8_ops": (
+        "Format", "QuarterTensor", "convert_from_f8", "convert_to_f8", "create_metadata", "f8_conv_1d", "f8_conv_2d",
+        "f8_conv_3d", "f8_matmul",
+    ),
     "tensorflow.python.ipu.ops.functional_ops": ("outlined_function",),
     "tensorflow.python.ipu.ops.grad_util_ops": ("capture_upstream_gradients",),
     "tensorflow.python.ipu.ops.image_ops": ("normalise_image",),
@@ -102,6 +112,16 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "SequentialNestedModelPipelineStageAssignment",
     ),
     "keras.ipu.extensions": ("FunctionalExtension", "ModelExtension", "SequentialExtension"),
+    "keras.ipu.extensions.data_adapter": ("IPUDataHandler",),
+    "keras.ipu.extensions.extensions_base": ("KerasExtensionBase",),
+    "keras.ipu.extensions.functional_extensions": ("FunctionalExtension",),
+    "keras.ipu.extensions.model_extensions": ("ModelExtension",),
+    "keras.ipu.extensions.pipeline_stage_assignment": (
+        "FunctionalLayerPipelineStageAssignment", "FunctionalNestedModelPipelineStageAssignment",
+        "ModelLayerPipelineStageAssignment", "NestedModelPipelineStageAssignment",
+        "SequentialLayerPipelineStageAssignment", "SequentialNestedModelPipelineStageAssignment",
+    ),
+    "keras.ipu.extensions.sequential_extensions": ("SequentialExtension",),
     "keras.ipu.layers": ("CaptureActivationGradients", "CaptureUpstreamGradients"),
     "keras.ipu.optimizers": (
         "ALSGradientAccumulationOptimizer", "ALSOptimizer", "ALSOptimizerAdam", "ALSOptimizerRMSProp",
@@ -126,7 +146,7 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "isPopdistEnvSet", "registerBackend", "registerCommunicator", "registerDefaultBackend", "synchronize",
     ),
     "popdist.tensorflow": ("set_ipu_config",),
-    "gcipuinfo": ("DiscoverActivePartitionIPUs", "DiscoverAllPartitionIPUs", "gcipuinfo"),
+    "gcipuinfo": ("BoardType", "DiscoverActivePartitionIPUs", "DiscoverAllPartitionIPUs", "IpuPower", "gcipuinfo"),
     "libpvti": ("Tracepoint", "createTraceChannel"),
 }  # fmt: skip
 

@@ -40,6 +40,21 @@ def test_modules_of_ops_are_attributes_of_ipu_too():
     assert ipu.outlined_function is ipu.functional_ops.outlined_function
 
 
+def test_modules_are_reached_as_attributes_or_imported_for_their_effect():
+    ipu = importlib.import_module("tensorflow.python.ipu")
+    assert ipu.data.ops.dataset_ops.BufferDataset
+    assert ipu.popfloat_cast_to_gfloat is ipu.ops.experimental.popfloat_cast_to_gfloat
+    assert "popfloat_cast_to_gfloat" in dir(ipu)
+    for name in ("functional_ops_grad", "within_replica_ops_grad"):
+        assert importlib.import_module(f"tensorflow.python.ipu.ops.{name}").__doc__
+    distributed = importlib.import_module("tensorflow.python.ipu.distributed")
+    assert distributed.allreduce is distributed.host_collective_ops.allreduce
+    extensions = importlib.import_module("keras.ipu.extensions")
+    assert extensions.model_extensions.ModelExtension is extensions.ModelExtension
+    with pytest.raises(NotImplementedError, match="inside fit, evaluate and predict"):
+        extensions.data_adapter.IPUDataHandler()
+
+
 def test_the_module_has_one_identity_under_both_names():
     ipu = importlib.import_module("tensorflow.python").ipu
     by_name = importlib.import_module("tensorflow.python.ipu.config")

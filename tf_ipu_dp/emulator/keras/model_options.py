@@ -22,10 +22,10 @@ def is_on_ipu(model: Any) -> bool:
 class ReplicatedMetricReductionMethod(enum.Enum):
     """How `fit` and `evaluate` report the replicas' metrics. NONE: those of the last replica."""
 
-    NONE = "NONE"
-    LIST = "LIST"
-    SUM = "SUM"
-    MEAN = "MEAN"
+    NONE = 1
+    LIST = 2
+    SUM = 3
+    MEAN = 4
 
     @classmethod
     def parse(cls, method: Any) -> ReplicatedMetricReductionMethod:

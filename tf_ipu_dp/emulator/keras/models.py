@@ -134,6 +134,7 @@ def set_outfeed_queue_options(self: Any, **kwargs: Any) -> None:
     ipu_outfeed_queue.IPUOutfeedQueue(**kwargs)
 
 
+@functools.wraps(serving.export_model, assigned=(), updated=())  # for its signature
 def export_for_ipu_serving(self: Any, export_dir: str, *args: Any, **kwargs: Any) -> Any:
     """Writes the model as a SavedModel for serving."""
     return serving.export_model(self, export_dir, *args, **kwargs)

@@ -31,6 +31,11 @@ class LayerAssignment:
         self._pipeline_stage = pipeline_stage
 
     @property
+    def is_nested_model(self) -> bool:
+        """Always False: this is the assignment of a layer."""
+        return False
+
+    @property
     def layer(self) -> Any:
         return self._layer
 
@@ -96,6 +101,11 @@ class NestedAssignment:
     def __init__(self, nested_model: Any, assignments: Optional[List[Any]]) -> None:
         self._nested_model = nested_model
         self._assignments = copy_assignments(current_assignments(nested_model)) if assignments is None else assignments
+
+    @property
+    def is_nested_model(self) -> bool:
+        """Always True."""
+        return True
 
     @property
     def nested_model(self) -> Any:

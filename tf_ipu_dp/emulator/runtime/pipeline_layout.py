@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import poplar_options, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
@@ -83,6 +83,9 @@ def check_layout(
     for options in stage_options:
         if options is not None and len(options) != stages:
             raise ValueError(f"There are Poplar options for {len(options)} stages, but {stages} stages.")
+        for stage, own in enumerate(options or ()):
+            for name, value in vars(own).items():
+                poplar_options.check(f"{name} of stage {stage}", value)
     used = flat(devices)
     if training and schedule == PipelineSchedule.Interleaved and len(set(used)) != len(used):
         raise NotImplementedError("Training with the Interleaved schedule needs a separate device for every stage.")

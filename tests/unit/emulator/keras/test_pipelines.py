@@ -151,7 +151,8 @@ def test_a_nested_model_in_a_sequential_one_has_assignments_of_its_own(scope):
     with pytest.raises(ValueError, match="SequentialNestedModelPipelineStageAssignment"):
         model.set_pipeline_stage_assignment([0, 0, 1])
     nested = keras_ipu.SequentialNestedModelPipelineStageAssignment(inner)
-    assert nested.nested_model is inner
+    assert nested.nested_model is inner and nested.is_nested_model
+    assert not any(assignment.is_nested_model for assignment in nested.pipeline_stage_assignments)
     for stage, assignment in enumerate(nested.pipeline_stage_assignments):
         assignment.pipeline_stage = stage
     with pytest.raises(ValueError, match="later stage 1"):
@@ -230,6 +231,7 @@ def test_every_call_of_a_nested_model_has_stages_of_its_own(scope):
     model = tf.keras.Model(start, inner(dense("between")(inner(start))))
     first, between, second = model.get_pipeline_stage_assignment()
     assert isinstance(first, keras_ipu.FunctionalNestedModelPipelineStageAssignment)
+    assert [assignment.is_nested_model for assignment in (first, between, second)] == [True, False, True]
     assert first.node_index != second.node_index
     assert [layer.name for layer in second.inbound_layers] == ["between"]
     between.pipeline_stage = 1
@@ -479,6 +481,14 @@ def test_lists_for_stages_must_have_an_entry_for_each(scope):
         pipelines.check_before_run(model, training=True)
     model.set_pipelining_options(4, [0, 1], forward_propagation_stages_poplar_options=[PipelineStageOptions()])
     with pytest.raises(ValueError, match="options for 1 stages"):
+        pipelines.check_before_run(model, training=True)
+
+
+def test_a_stage_with_a_negative_share_of_memory_is_refused(scope):
+    model, share = staged([0, 1]), PipelineStageOptions(matmul_options={"availableMemoryProportion": "-1"})
+    options = [PipelineStageOptions(), share]
+    model.set_pipelining_options(4, forward_propagation_stages_poplar_options=options)
+    with pytest.raises(tf.errors.InternalError, match="matmul_options of stage 1: availableMemoryProportion=-1"):
         pipelines.check_before_run(model, training=True)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.sdk_api import addons
 from tf_ipu_dp.emulator.sdk_api.addons.keras import layers
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import f8_ops
 
 RNG = np.random.RandomState(0)
 BATCH, STEPS, SIZE, UNITS = 3, 5, 4, 6
@@ -111,6 +112,43 @@ def test_stateful_layers_carry_their_state_like_keras(ours, stock, time_major):
     assert len(layer.get_weights()) == 3
 
 
+@pytest.mark.parametrize(("ours", "stock"), PAIRS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_replica_of_a_stateful_model_carries_its_own_state(scope, ours, stock, replicas):
+    micro_batches = RNG.randn(6, BATCH, STEPS, SIZE).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices(micro_batches)
+    with scope(replicas).scope():
+        inputs = tf.keras.Input((STEPS, SIZE), batch_size=BATCH)
+        layer = ours(UNITS, stateful=True)
+        model = tf.keras.Model(inputs, layer(inputs))
+        model.compile(steps_per_execution=6 // replicas)
+        outputs = model.predict(dataset, verbose=0)
+    reference = stock(UNITS, stateful=True)
+    reference.build(SEQUENCES.shape)
+    reference.set_weights(layer.get_weights())
+    expected = [None] * len(micro_batches)
+    for replica in range(replicas):
+        reference.reset_states()
+        for number in range(replica, len(micro_batches), replicas):
+            expected[number] = reference(micro_batches[number])
+    assert_same(outputs, np.concatenate(expected))
+
+
+@pytest.mark.parametrize(("ours", "stock"), PAIRS)
+def test_a_stateful_layer_carries_its_state_in_a_session_too(ours, stock):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer = ours(UNITS, stateful=True)
+        output = layer(tf.constant(SEQUENCES))
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = [session.run(output) for _ in range(3)]
+        weights = session.run(layer.weights)
+    reference = stock(UNITS, stateful=True)
+    reference.build(SEQUENCES.shape)
+    reference.set_weights(weights)
+    for one in found:
+        assert_same(one, reference(SEQUENCES))
+
+
 def test_a_stateful_layer_needs_a_batch_size():
     with pytest.raises(ValueError, match="batch size"):
         tf.keras.Sequential([tf.keras.layers.Input((STEPS, SIZE)), layers.LSTM(UNITS, stateful=True)])
@@ -195,6 +233,14 @@ def test_recurrent_layers_compute_in_float16(ours, policy, weights):
     output = layer(x)
     assert (output.dtype, layer.kernel.dtype) == (tf.float16, weights)
     assert_same(output, reference(x), tolerance=4e-3)
+
+
+@pytest.mark.parametrize("name", ["options", "options_bwd"])
+@pytest.mark.parametrize("make", [layers.LSTM, layers.GRU, addons.v1.layers.PopnnLSTM, addons.v1.layers.PopnnGRU])
+def test_a_recurrent_layer_with_a_negative_share_of_memory_is_refused_when_called(make, name):
+    layer = make(UNITS, **{name: {"availableMemoryProportion": -123.0}})
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InternalError, match=rf"{name} of .*=-123\.0: Value must be"):
+        layer(tf.constant(SEQUENCES))
 
 
 @pytest.mark.parametrize("suffix", ["", ".h5", ".keras"])
@@ -326,6 +372,7 @@ def test_dropout_scales_what_it_keeps_and_repeats_itself_with_a_seed():
     assert_same(layer(x, training=True), first, tolerance=0)
     assert_same(layer(x), x, tolerance=0)
     assert (layers.Dropout(0.25)(x, training=True).numpy() != first).any()
+    assert_same(layers.Dropout(0.25, noise_shape=[], seed=[1, 2])(x, training=True), first, tolerance=0)
     column = layers.Dropout(0.5, noise_shape=[64, 1], ref=True)(x, training=True).numpy()
     np.testing.assert_array_equal(column, np.repeat(column[:, :1], 64, axis=1))
 
@@ -401,17 +448,41 @@ def test_serial_dense_refuses_factors_and_dimensions_that_do_not_fit():
             layers.SerialDense(6, factor, dimension)(SEQUENCES[:, 0])
 
 
-def test_dense_is_the_stock_layer_and_8_bit_floats_are_refused():
+def test_dense_is_the_stock_layer_for_ordinary_inputs():
     layer, reference = layers.Dense(3, activation="relu"), tf.keras.layers.Dense(3, activation="relu")
     with_weights_of(layer, reference, SEQUENCES)
     assert_same(layer(SEQUENCES), reference(SEQUENCES))
     with pytest.raises(ValueError, match=r"\[-32, 31\]"):
         layers.Dense(3, kernel_scale=32)
-    with pytest.raises(NotImplementedError, match="FP8"):
-        layers.Dense(3)([SEQUENCES, tf.constant(0)])
-    for refused in (layers.ConvertToF8, layers.ConvertFromF8, layers.EffectiveTransformer):
-        with pytest.raises(NotImplementedError, match=refused.__name__):
-            refused()
+    with pytest.raises(NotImplementedError, match="EffectiveTransformer"):
+        layers.EffectiveTransformer()
+
+
+@pytest.mark.parametrize("fmt", f8_ops.Format)
+def test_dense_multiplies_8_bit_floats_by_a_kernel_of_8_bit_floats(scope, fmt):
+    x = SEQUENCES.astype("float16")
+    with scope(1).scope():
+        values = tf.keras.Input(SEQUENCES.shape[1:], batch_size=BATCH, dtype="float16")
+        metadata = f8_ops.create_metadata(fmt, 2)
+        converted = layers.ConvertToF8()([values, metadata])
+        dense = layers.Dense(3, kernel_format=fmt, kernel_scale=-3, activation="relu", bias_initializer="ones")
+        model = tf.keras.Model(values, [dense(converted), layers.ConvertFromF8(tf.float32)(converted)])
+        output, inputs = model.predict(x, batch_size=BATCH, verbose=0)
+    assert (output.dtype, inputs.dtype) == ("float16", "float32")
+    assert [weight.dtype for weight in dense.get_weights()] == ["float32", "uint8", "uint8"]
+    kernel = f8_ops.convert_from_f8([dense.kernel, dense.kernel_metadata], tf.float32).numpy()
+    np.testing.assert_array_equal(inputs, f8_ops.convert_from_f8(f8_ops.convert_to_f8(x, metadata), tf.float32))
+    assert 0 < np.abs(inputs - x).max() < 0.3
+    np.testing.assert_allclose(output, np.maximum(inputs @ kernel + 1, 0), rtol=2e-3, atol=2e-3)
+
+
+def test_a_kernel_of_8_bit_floats_starts_with_given_codes_and_is_saved():
+    layer = layers.Dense(2, kernel_format="F152", kernel_data_initializer=tf.keras.initializers.Constant(0x40))
+    output = layer([tf.constant([[0x48, 0x40]], tf.uint8), f8_ops.create_metadata(f8_ops.Format.F143)])
+    np.testing.assert_array_equal(output, [[3, 3]])  # (2 + 1) x 1
+    again = layers.Dense.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again.kernel_format is f8_ops.Format.F152 and again.kernel_data_initializer.get_config() == {"value": 0x40}
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
@@ -452,8 +523,8 @@ def test_arguments_of_keras_come_in_its_order_and_with_its_defaults(ours, stock)
     mine, theirs = (inspect.signature(cls.__init__).parameters for cls in (ours, stock))
     positional = [name for name in theirs if name != "kwargs"]
     assert {name: mine[name].default for name in positional} == {name: theirs[name].default for name in positional}
-    # After these the SDK has `implementation`, which Keras takes as a keyword only.
-    last = positional.index("recurrent_dropout") + 1 if "recurrent_dropout" in positional else len(positional)
+    # After these the SDK has `dropout_seed`, which Keras does not have.
+    last = positional.index("dropout") + 1 if "dropout" in positional else len(positional)
     assert list(mine)[:last] == positional[:last]
 
 

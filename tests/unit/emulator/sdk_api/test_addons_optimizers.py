@@ -179,6 +179,24 @@ def test_slots_have_the_type_of_the_variable_if_not_told_else():
     assert optimizer.get_slot(variable, "m").dtype == tf.float16
 
 
+def test_an_optimizer_of_one_s_own_chooses_the_type_of_its_slots(tmp_path):
+    class Velocity(optimizers.IpuOptimizerBase):
+        def _create_slots(self, var_list):
+            for var in var_list:
+                self.add_slot(var, "velocity", dtype=tf.float32)
+
+        def _resource_apply_dense(self, grad, var, apply_state=None):
+            velocity = self.get_slot(var, "velocity")
+            return tf.group(velocity.assign_add(tf.cast(grad, velocity.dtype)))
+
+    optimizer, variable = Velocity("own"), tf.Variable(START.astype("float16"))
+    optimizer.apply_gradients([(tf.constant(GRADIENTS[0].astype("float16")), variable)])
+    velocity = optimizer.get_slot(variable, "velocity")
+    assert velocity.dtype == tf.float32
+    np.testing.assert_array_equal(velocity.numpy(), GRADIENTS[0].astype("float16"))
+    assert optimizer.add_slot(variable, "velocity") is velocity
+
+
 def double(pairs):
     return [(2 * gradient, var) for gradient, var in pairs]
 

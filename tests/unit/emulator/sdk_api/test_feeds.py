@@ -76,6 +76,22 @@ def test_iterating_gives_step_by_step_and_can_be_done_again(scope, replicas):
     assert queue.enqueued
 
 
+def test_an_iterator_over_a_queue_ends_when_it_is_empty_and_continues_after_another_run(scope):
+    strategy, queue = scope(1), ipu_outfeed_queue.IPUOutfeedQueue()
+    with strategy.scope():
+        iterator, program = iter(counted(1)), make_program(queue)
+        results = iter(queue)
+        assert isinstance(results, ipu_outfeed_queue.IPUOutfeedQueueIterator) and iter(results) is results
+        for run in range(2):
+            with pytest.raises(StopIteration):
+                next(results)
+            strategy.run(program, args=[iterator, 3])
+            assert [float(next(results)["number"]) for _ in range(3)] == [3.0 * run, 3.0 * run + 1, 3.0 * run + 2]
+    last = ipu_outfeed_queue.IPUOutfeedQueue(ipu_outfeed_queue.IPUOutfeedMode.LAST)
+    with pytest.raises(RuntimeError, match="mode ALL"):
+        ipu_outfeed_queue.IPUOutfeedQueueIterator(last)
+
+
 def test_a_second_enqueue_in_a_graph_or_around_one_is_refused_and_another_trace_is_not(scope):
     strategy, queue = scope(1), ipu_outfeed_queue.IPUOutfeedQueue()
 
@@ -143,6 +159,19 @@ def test_an_iterator_of_the_device_is_for_functions_of_the_device(scope):
         with pytest.raises(ValueError, match="drop_remainder"):
             iter(counted(2).batch(3))
     assert float(next(iter(counted(2)))) == 0.0  # outside the scope it is the stock one
+
+
+@pytest.mark.parametrize("kind", [ipu_infeed_queue.IPUOwnedIterator, ipu_infeed_queue.IPUIterator])
+def test_an_iterator_is_made_from_a_dataset_with_the_options_of_its_queue(kind):
+    assert kind(counted(1), prefetch_depth=5).element_spec == counted(1).element_spec
+    with pytest.raises(ValueError, match="prefetch_depth"):
+        kind(dataset=counted(1), prefetch_depth=256)
+    spec = counted(1).element_spec
+    for wrong in ({}, {"element_spec": spec}, {"dataset": counted(1), "element_spec": spec}):
+        with pytest.raises(ValueError, match="either a dataset, or infeed_spec and element_spec"):
+            kind(**wrong)
+    with pytest.raises(NotImplementedError, match="from a dataset only"):
+        kind(infeed_spec=spec, element_spec=spec)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import json
 import logging
 import os
 
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp import emulator
 from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.config import (
     DeviceConnectionType,
     IPUConfig,
@@ -175,6 +179,39 @@ def test_a_config_survives_dict_json_and_deepcopy():
     assert config.matmuls.poplar_options == {"partialsType": "half"}
 
 
+def test_a_dictionary_and_json_have_enums_as_integers():
+    config = IPUConfig()
+    config.device_connection.type = DeviceConnectionType.PRE_COMPILE
+    config.scheduling.algorithm = SchedulingAlgorithm.SHORTEST_PATH
+    dictionary = config.to_dict()
+    assert dictionary == json.loads(config.to_json())
+    assert (dictionary["device_connection.type"], dictionary["scheduling.algorithm"]) == (3, 4)
+    assert (dictionary["selection_order"], dictionary["optimizations.merge_remote_buffers"]) == (0, 2)
+
+
+def test_a_dictionary_sets_what_it_has_and_other_keys_are_ignored():
+    config = IPUConfig()
+    config.allow_recompute = True
+    config.from_dict({"device_connection.type": 2, "io_tiles.num_io_tiles": 8, "of_another_release": 1})
+    assert config.device_connection.type is DeviceConnectionType.NEVER
+    assert (config.io_tiles.num_io_tiles, config.allow_recompute) == (8, True)
+    with pytest.raises(TypeError, match="must be of type int"):
+        config.from_dict({"io_tiles.num_io_tiles": "8"})
+    with pytest.raises(ValueError, match="7 is not a valid DeviceConnectionType"):
+        config.from_dict({"device_connection.type": 7})
+
+
+def test_a_config_as_text_lists_all_settings():
+    config = IPUConfig()
+    config.auto_select_ipus = 4
+    config.matmuls.poplar_options = {"partialsType": "half"}
+    lines = str(config).splitlines()
+    assert [line.split(" = ")[0] for line in lines] == list(config.to_dict())
+    assert lines[0] == "auto_select_ipus = 4"
+    assert "matmuls.poplar_options = {'partialsType': 'half'}" in lines
+    assert "device_connection.type = DeviceConnectionType.ALWAYS" in lines
+
+
 def test_metadata_describes_an_attribute():
     metadata = IPUConfig().get_attribute_metadata("io_tiles.num_io_tiles")
     assert (metadata.name, metadata.type, metadata.default, metadata.deprecated) == (
@@ -304,6 +341,8 @@ def test_an_unknown_flag_ends_the_program_before_anything_is_attached(monkeypatc
 
 
 def test_tensorflow_lists_the_devices():
+    emulator.install()
+    importlib.import_module("tensorflow.python.ipu")  # which applies the patch of the lists
     assert [device.name for device in tf.config.list_physical_devices("IPU")] == [
         "/physical_device:IPU:0", "/physical_device:IPU:1",
     ]  # fmt: skip
@@ -329,6 +368,20 @@ def test_on_demand_attaches_at_the_first_use_only():
     assert owners() == []
     ipu_config.configured_system().attach()
     assert len(owners()) == 1
+
+
+@pytest.mark.parametrize("value", ["-0.1", "much"])
+@pytest.mark.parametrize("category", ["convolutions", "matmuls", "slices"])
+def test_a_negative_share_of_memory_is_refused_when_a_program_is_compiled(category, value):
+    broken(**{f"{category}__poplar_options": {"availableMemoryProportion": value}}).configure_ipu_system()
+    assert len(owners()) == 1
+    strategy = ipu_strategy.IPUStrategy()
+    with pytest.raises(
+        tf.errors.InternalError, match=rf"{category}\.poplar_options: availableMemoryProportion={value}"
+    ):
+        strategy.run(tf.function(lambda: tf.constant(1)))
+    broken(**{f"{category}__poplar_options": {"availableMemoryProportion": "0.1"}}).configure_ipu_system()
+    assert int(strategy.run(tf.function(lambda: tf.constant(1)))) == 1
 
 
 def test_pre_compile_never_attaches_and_needs_the_executable_cache(monkeypatch):

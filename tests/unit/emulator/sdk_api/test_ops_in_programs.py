@@ -299,8 +299,6 @@ def test_a_codelet_expression_is_its_function_without_a_gradient():
         "embedded_runtime.embedded_runtime_call",
         "embedded_runtime.embedded_runtime_stop",
         "embedded_runtime.embedded_runtime_start_and_call",
-        "f8_ops.convert_to_f8",
-        "f8_ops.f8_matmul",
         "experimental.popfloat_cast_to_gfloat.cast_native_to_gfloat",
     ],
 )

@@ -105,6 +105,7 @@ def test_dropout_repeats_its_mask_only_for_the_same_seed_and_along_dimensions_of
     assert not np.array_equal(masks[3], masks[4])
     rows = rand_ops.dropout(x, 0.5, noise_shape=[1, 64], ref=x).numpy()
     assert np.array_equal(rows, np.tile(rows[:1], [8, 1]))
+    assert np.array_equal(rand_ops.dropout(x, 0.5, noise_shape=[], seed=[1, 2]).numpy(), masks[0])
     assert np.array_equal(rand_ops.dropout(x, 0.0).numpy(), x.numpy())
 
 

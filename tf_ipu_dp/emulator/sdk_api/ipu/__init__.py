@@ -25,10 +25,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _OPS:
         return importlib.import_module(f"{__name__}.ops.{name}")
+    if name == "popfloat_cast_to_gfloat":
+        return importlib.import_module(f"{__name__}.ops.experimental.{name}")
     if name == "outlined_function":
         return importlib.import_module(f"{__name__}.ops.functional_ops").outlined_function
     raise AttributeError(f"module 'tensorflow.python.ipu' has no attribute {name!r}")
 
 
 def __dir__() -> List[str]:
-    return sorted([*_MODULES, *_OPS, "outlined_function"])
+    return sorted([*_MODULES, *_OPS, "outlined_function", "popfloat_cast_to_gfloat"])

@@ -22,6 +22,7 @@ from tf_ipu_dp.emulator.runtime import (
     floating_point,
     instances,
     poplar_flags,
+    poplar_options,
     random_numbers,
     synthetic_data,
 )
@@ -48,8 +49,8 @@ class DeviceConnectionType(enum.Enum):
 
     ALWAYS = 0
     ON_DEMAND = 1
-    PRE_COMPILE = 2
-    NEVER = 3
+    PRE_COMPILE = 3
+    NEVER = 2
 
 
 class MergeRemoteBuffersBehaviour(enum.Enum):
@@ -78,9 +79,9 @@ class StochasticRoundingBehaviour(enum.Enum):
     REPLICA_IDENTICAL_ONLY = 2
 
     @classmethod
-    def from_bool(cls, b: bool) -> StochasticRoundingBehaviour:
+    def from_bool(cls, value: bool) -> StochasticRoundingBehaviour:
         """Returns ON or OFF."""
-        return cls.ON if b else cls.OFF
+        return cls.ON if value else cls.OFF
 
 
 class ExecutionProfileType(enum.Enum):
@@ -230,6 +231,9 @@ class ConfiguredSystem:
         kind = self.config.device_connection.type
         self._on_demand = kind is DeviceConnectionType.ON_DEMAND
         self._attaches = kind in (DeviceConnectionType.ALWAYS, DeviceConnectionType.ON_DEMAND)
+        self._poplar_options = {
+            name: value for name, value in config.to_dict().items() if value and name.endswith("poplar_options")
+        }
         counts = _as_list(self.config.auto_select_ipus)
         ids = _as_list(self.config.select_ipus)
         self._requests = [{"count": n} for n in counts] + [{"device_id": n} for n in ids] or [{"count": 1}]
@@ -239,7 +243,7 @@ class ConfiguredSystem:
         if max(self.ipus_per_device) > 1:
             cores.share_between_replicas()
         if not self._on_demand:
-            self.attach()
+            self._attach_devices()
 
     def only_compiles(self) -> bool:
         """Whether programs are compiled and not executed. Raises where the SDK refuses to execute."""
@@ -251,7 +255,15 @@ class ConfiguredSystem:
         return bool(kind is DeviceConnectionType.PRE_COMPILE)
 
     def attach(self) -> None:
-        """Attaches the devices once: when they are configured, or on demand before the first execution."""
+        """Prepares the devices for a program: attaches those on demand, and checks options that programs are made with.
+
+        Called before every program is traced.
+        """
+        for name, value in self._poplar_options.items():
+            poplar_options.check(name, value)
+        self._attach_devices()
+
+    def _attach_devices(self) -> None:
         if not self._attaches or self._attachments:
             return
         limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0

@@ -67,14 +67,13 @@ def infeed_benchmark(
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
-    apply_debug_options: bool = True,
     do_memcpy: bool = True,
 ) -> Any:
     """Measures the dataset of an infeed queue; see `dataset_benchmark`."""
     if not isinstance(infeed_queue, ipu_infeed_queue.IPUInfeedQueue):
         return TypeError(f"infeed_queue must be an IPUInfeedQueue, not {type(infeed_queue).__name__}.")
     return dataset_benchmark(
-        infeed_queue._dataset, number_of_epochs, elements_per_epochs, print_stats, apply_debug_options, do_memcpy
+        infeed_queue._dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy=do_memcpy
     )
 
 

@@ -102,8 +102,15 @@ class IPUInfeedQueue:
 class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
     """What `iter(dataset)` gives in the scope of an IPU strategy: an iterator for functions of the device."""
 
-    def __init__(self, dataset: Any) -> None:
-        check_dataset(dataset)
+    def __init__(
+        self, dataset: Any = None, infeed_spec: Any = None, element_spec: Any = None, **infeed_kwargs: Any
+    ) -> None:
+        specs = (infeed_spec, element_spec)
+        if (dataset is None) == (None in specs) or (dataset is not None and specs != (None, None)):
+            raise ValueError(f"{type(self).__name__} takes either a dataset, or infeed_spec and element_spec.")
+        if dataset is None:
+            raise NotImplementedError(f"The emulator makes an {type(self).__name__} from a dataset only.")
+        IPUInfeedQueue(dataset, **infeed_kwargs)  # for its checks
         super().__init__(dataset)
 
     def restart(self) -> None:
@@ -138,18 +145,7 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
 
 class IPUIterator(IPUOwnedIterator):
-    """As IPUOwnedIterator, from a dataset or from the specs of an iterator."""
-
-    def __init__(
-        self, dataset: Any = None, infeed_spec: Any = None, element_spec: Any = None, **infeed_kwargs: Any
-    ) -> None:
-        specs = (infeed_spec, element_spec)
-        if (dataset is None) == (None in specs) or (dataset is not None and specs != (None, None)):
-            raise ValueError("IPUIterator takes either a dataset, or infeed_spec and element_spec.")
-        if dataset is None:
-            raise NotImplementedError("The emulator makes an IPUIterator from a dataset only.")
-        IPUInfeedQueue(dataset, **infeed_kwargs)  # for its checks
-        super().__init__(dataset)
+    """As IPUOwnedIterator. The SDK does not free this one automatically; here both are freed with the object."""
 
 
 def check_options(

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from typing import Any, Iterator, List, Optional, Union
+from typing import Any, List, Optional, Union
 
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
@@ -92,18 +92,8 @@ class IPUOutfeedQueue:
             raise ValueError("Nothing has been enqueued into the outfeed queue, so there is nothing to dequeue.")
         return self._store.take()
 
-    def __iter__(self) -> Iterator[Any]:
-        if not tf.executing_eagerly():
-            raise RuntimeError("An outfeed queue can be iterated over in eager mode only.")
-        if self._mode is not IPUOutfeedMode.ALL:
-            raise RuntimeError("Only an outfeed queue of the mode ALL can be iterated over.")
-        while isinstance(self._store, _Store):
-            everything = self._store.take(warn=False)
-            steps = int(tf.nest.flatten(everything)[0].shape[0])
-            if not steps:
-                return
-            for step in range(steps):
-                yield tf.nest.map_structure(lambda tensor, step=step: tensor[step], everything)
+    def __iter__(self) -> IPUOutfeedQueueIterator:
+        return IPUOutfeedQueueIterator(self)
 
     @property
     def deleter(self) -> Any:
@@ -130,6 +120,37 @@ class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
         if not tf.executing_eagerly():
             raise RuntimeError("ScopedIPUOutfeedQueue can be used in eager mode only.")
         super().__init__(outfeed_mode, device_ordinal)
+
+
+class IPUOutfeedQueueIterator:
+    """The structures in an outfeed queue, step by step, until it is empty. Can be continued after another run."""
+
+    def __init__(self, outfeed_queue: IPUOutfeedQueue) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError("An outfeed queue can be iterated over in eager mode only.")
+        if outfeed_queue._mode is not IPUOutfeedMode.ALL:
+            raise RuntimeError("Only an outfeed queue of the mode ALL can be iterated over.")
+        self._outfeed_queue = outfeed_queue
+        self._everything: Any = None
+        self._step = self._steps = 0
+
+    def __iter__(self) -> IPUOutfeedQueueIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._step == self._steps:
+            self._dequeue()
+        step, self._step = self._step, self._step + 1
+        return tf.nest.map_structure(lambda tensor: tensor[step], self._everything)
+
+    def _dequeue(self) -> None:
+        store = self._outfeed_queue._store
+        if not isinstance(store, _Store):
+            raise StopIteration
+        self._everything = store.take(warn=False)
+        self._step, self._steps = 0, int(tf.nest.flatten(self._everything)[0].shape[0])
+        if not self._steps:
+            raise StopIteration
 
 
 def check_feed_type(dtype: Any, what: str) -> None:

@@ -32,9 +32,9 @@ def is_in_ipu_scope() -> bool:
 
 
 @contextlib.contextmanager
-def ipu_jit_scope(name: str) -> Iterator[None]:
-    """Operations inside are compiled together."""
-    del name
+def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
+    """Operations inside are compiled together, as the program of this name."""
+    del ipu_scope
     yield
 
 

@@ -48,16 +48,21 @@ class Settings:
     _categories: Dict[str, Settings]
     _values: Dict[str, Any]
 
-    def __init__(self, _prefix: str = "") -> None:
+    def __init__(self) -> None:
+        self._declare("")
+
+    def _declare(self, prefix: str) -> None:
+        """Makes what the class declares, with its default values. The prefix is that of the category's full name."""
         metadata: Dict[str, AttributeMetadata] = {}
         categories: Dict[str, Settings] = {}
         for name, declared in vars(type(self)).items():
             if isinstance(declared, Attribute):
                 metadata[name] = AttributeMetadata(
-                    _prefix + name, declared.kind, declared.default, declared.doc, declared.deprecated_msg
+                    prefix + name, declared.kind, declared.default, declared.doc, declared.deprecated_msg
                 )
             elif isinstance(declared, type) and issubclass(declared, Settings):
-                categories[name] = declared(f"{_prefix}{name}.")
+                categories[name] = declared.__new__(declared)
+                categories[name]._declare(f"{prefix}{name}.")
         object.__setattr__(self, "_metadata", metadata)
         object.__setattr__(self, "_categories", categories)
         object.__setattr__(self, "_values", {name: _copy(entry.default) for name, entry in metadata.items()})
@@ -92,18 +97,20 @@ class Settings:
             other[0]._values[other[1]] = _copy(mine[0]._values[mine[1]])
         return copy
 
+    def __str__(self) -> str:
+        """Returns all attributes with their values, one in a line."""
+        return "\n".join(f"{owner._metadata[name].name} = {owner._values[name]}" for owner, name in self._tree())
+
     def to_dict(self) -> Dict[str, Any]:
-        """Returns all attributes by their full, dotted names; enums by name."""
+        """Returns all attributes by their full, dotted names; enums as integers."""
         return {owner._metadata[name].name: _plain(owner._values[name]) for owner, name in self._tree()}
 
     def from_dict(self, dct: Dict[str, Any]) -> None:
-        """Sets the attributes that a dictionary of `to_dict` has."""
-        places = {owner._metadata[name].name: (owner, name) for owner, name in self._tree()}
-        for full, value in dct.items():
-            if full not in places:
-                raise self._unknown(full)
-            owner, name = places[full]
-            setattr(owner, name, _restore(value, owner._metadata[name].type))
+        """Sets the attributes that a dictionary of `to_dict` has. Keys that are not attributes are ignored."""
+        for owner, name in self._tree():
+            metadata = owner._metadata[name]
+            if metadata.name in dct:
+                setattr(owner, name, _restore(dct[metadata.name], metadata.type))
 
     def to_json(self) -> str:
         """Returns `to_dict` as JSON text."""
@@ -158,10 +165,8 @@ def _copy(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, enum.Enum) else _copy(value)
+    return value.value if isinstance(value, enum.Enum) else _copy(value)
 
 
 def _restore(value: Any, kind: Any) -> Any:
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(value, str):
-        return kind[value]
-    return _copy(value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, enum.Enum) else _copy(value)

@@ -37,4 +37,15 @@ def propagate_sharding(g: Any) -> None:
     del g
 
 
-__all__ = ["dependencies", "get_shard_from_colocation", "get_sharding", "has_attr", "propagate_sharding"]
+def enable_sharded_gradient_tape() -> None:
+    """Does nothing: gradients would be computed on the shard of their forward operation."""
+
+
+__all__ = [
+    "dependencies",
+    "enable_sharded_gradient_tape",
+    "get_shard_from_colocation",
+    "get_sharding",
+    "has_attr",
+    "propagate_sharding",
+]

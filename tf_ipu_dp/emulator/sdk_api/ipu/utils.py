@@ -71,11 +71,11 @@ def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> Any:
 class SyntheticDataCategory(enum.Enum):
     """The kinds of data that TF_POPLAR_FLAGS can make synthetic."""
 
-    Infeed = 0
-    Outfeed = 1
-    Seed = 2
-    HostEmbedding = 3
-    Parameters = 4
+    Infeed = 1
+    Outfeed = 2
+    Seed = 3
+    HostEmbedding = 4
+    Parameters = 5
 
 
 def use_synthetic_data_for(synthetic_data_category: SyntheticDataCategory) -> bool:

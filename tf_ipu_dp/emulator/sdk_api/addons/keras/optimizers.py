@@ -35,8 +35,12 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
         self.outline_apply_gradients_kwargs = outline_apply_gradients_kwargs
         self._slot_dtypes: Dict[str, Any] = {}
 
-    def add_slot(self, var: Any, slot_name: str, initializer: Any = "zeros", shape: Any = None) -> Any:
-        """Returns a slot, and makes it if it does not exist."""
+    def add_slot(
+        self, var: Any, slot_name: str, initializer: Any = "zeros", shape: Any = None, dtype: Any = None
+    ) -> Any:
+        """Returns a slot, and makes it if it does not exist. Without a type it is of the type of its kind of slot."""
+        if dtype is not None:
+            self._set_slot_dtype(slot_name, dtype)
         dtype = self._slot_dtypes.get(slot_name)
         if dtype is None or dtype == var.dtype.base_dtype:
             return super().add_slot(var, slot_name, initializer, shape)
@@ -67,10 +71,10 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
         return (apply_state or {}).get(key) or self._fallback_apply_state(*key)
 
     def _prepare_local(self, var_device: str, var_dtype: Any, apply_state: Any) -> None:
-        # In the precision of the computation: a learning rate may vanish in float16.
-        apply_state[(var_device, var_dtype)]["lr_t"] = tf.identity(
-            self._decayed_lr(self.optimizer_compute_precisions[0])
-        )
+        if "learning_rate" in self._hyper:  # as in Keras, an optimizer need not have one
+            # In the precision of the computation: a learning rate may vanish in float16.
+            rate = self._decayed_lr(self.optimizer_compute_precisions[0])
+            apply_state[(var_device, var_dtype)]["lr_t"] = tf.identity(rate)
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any, apply_state: Any = None) -> Any:
         raise NotImplementedError(

@@ -34,6 +34,7 @@ class _PopnnRNN(tf.compat.v1.layers.Layer):  # type: ignore[misc]
         self._activation = rnn.activation_name(arguments["activation"], "activation")
         self._recurrent_activation = rnn.activation_name(arguments["recurrent_activation"], "recurrent_activation")
         self._return_state = arguments["return_state"]
+        self.options, self.options_bwd = arguments["options"], arguments["options_bwd"]
 
     @property
     def num_units(self) -> int:
@@ -60,6 +61,7 @@ class _PopnnRNN(tf.compat.v1.layers.Layer):  # type: ignore[misc]
         return tf.zeros([tf.shape(inputs)[1], self._num_units], inputs.dtype)
 
     def _run(self, step: rnn.Step, inputs: Any, bias: Any, states: List[Any], seq_len: Any) -> Any:
+        rnn.check_options(self)
         projected = tf.tensordot(inputs, self.kernel[: self._input_size], 1) + bias
         mask = None
         if seq_len is not None:

@@ -23,7 +23,8 @@ def dropout(
 ) -> tf.Tensor:
     """Returns `x` with a share `rate` of its elements set to zero and the others divided by `1 - rate`.
 
-    `seed` is a pair of int32. `ref` identifies the mask if the IPU computes it twice; here it is computed once.
+    An empty `noise_shape` is the same as none. `seed` is a pair of int32. `ref` identifies the mask if the IPU computes
+    it twice; here it is computed once.
     """
     del ref
     x = tf.convert_to_tensor(x)
@@ -44,9 +45,10 @@ def dropout(
 
 
 def _mask_shape(x: tf.Tensor, noise_shape: Optional[Sequence[int]]) -> Any:
-    if noise_shape is None:
+    shape = tf.TensorShape([] if noise_shape is None else noise_shape)
+    if shape.rank == 0:
         return tf.shape(x)
-    shape = tf.TensorShape(noise_shape)
+    assert noise_shape is not None
     if shape.rank != x.shape.rank:
         raise ValueError(f"dropout: noise_shape={list(noise_shape)} does not have the rank of x with shape {x.shape}.")
     for noise, size in zip(shape, x.shape):

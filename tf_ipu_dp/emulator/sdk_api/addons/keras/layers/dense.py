@@ -1,7 +1,4 @@
-"""Dense layers: one whose product the IPU computes in parts, and the stock one under the name of the FP8 layer.
-
-Stock TensorFlow computes nothing in FP8, so `ConvertToF8`, `ConvertFromF8` and FP8 inputs of `Dense` are refused.
-"""
+"""Dense layers: one whose product the IPU computes in parts, and one that multiplies 8-bit floats if given them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.refusal import refused
 from tf_ipu_dp.emulator.sdk_api.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import f8_ops, math_ops
 
@@ -85,7 +81,11 @@ class SerialDense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
 
 
 class Dense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
-    """Keras' Dense. Inputs in FP8, which come as a list of data and metadata, are refused."""
+    """Keras' Dense. If its input is a list, from `ConvertToF8`, it multiplies 8-bit floats and returns float16.
+
+    Then the kernel is 8-bit floats as well, of `kernel_format` and `kernel_scale`, and is not trained. It comes from
+    `kernel_data_initializer`, which makes codes, or from `kernel_initializer`, whose numbers are converted.
+    """
 
     def __init__(
         self,
@@ -98,27 +98,66 @@ class Dense(IPULayer, tf.keras.layers.Dense):  # type: ignore[misc]
         super().__init__(units, **kwargs)
         if not -32 <= kernel_scale <= 31:
             raise ValueError(f"kernel_scale={kernel_scale} is not in [-32, 31].")
-        self.input_spec = None  # so that a list reaches `build`, which refuses it with a clear message
+        self.input_spec = None  # a list has two shapes
         self.kernel_format = f8_ops.Format[kernel_format] if isinstance(kernel_format, str) else kernel_format
         self.kernel_scale = kernel_scale
-        self.kernel_data_initializer = kernel_data_initializer
+        self.kernel_data_initializer = tf.keras.initializers.get(kernel_data_initializer)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights of Keras' Dense."""
-        if len(input_shapes(input_shape)) > 1:
-            raise NotImplementedError(f"{self.name}: the emulator has no FP8 arithmetic; give one ordinary tensor.")
-        super().build(input_shape)
+        """Makes the weights: those of Keras' Dense, or a kernel of 8-bit floats with its metadata."""
+        shapes = input_shapes(input_shape)
+        if len(shapes) == 1:
+            super().build(input_shape)
+            return
+        self.kernel = self.add_weight(
+            "kernel", [shapes[0][-1], self.units], tf.uint8, self._initial_codes, trainable=False
+        )
+        self.kernel_metadata = self.add_weight(
+            "kernel_metadata", [], tf.uint8, lambda *_, **__: self._initial_metadata(), trainable=False
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                "bias",
+                [self.units],
+                None,
+                self.bias_initializer,
+                self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Returns `activation(inputs . kernel + bias)`."""
+        if not isinstance(inputs, (list, tuple)):
+            return super().call(inputs)
+        data, metadata = inputs
+        rows = f8_ops.QuarterTensor(tf.reshape(data, [-1, data.shape[-1]]), metadata)
+        outputs = f8_ops.f8_matmul(rows, f8_ops.QuarterTensor(self.kernel, self.kernel_metadata))
+        outputs = tf.reshape(outputs, tf.concat([tf.shape(data)[:-1], [self.units]], axis=0))
+        outputs.set_shape([*data.shape[:-1], self.units])
+        if self.use_bias:
+            outputs = tf.nn.bias_add(outputs, tf.cast(self.bias, outputs.dtype))
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the input with the units as its last dimension."""
+        return super().compute_output_shape(input_shapes(input_shape)[0])
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments."""
+        codes = self.kernel_data_initializer
         return {
             **super().get_config(),
             "kernel_format": self.kernel_format.name,
             "kernel_scale": self.kernel_scale,
-            "kernel_data_initializer": self.kernel_data_initializer,
+            "kernel_data_initializer": None if codes is None else tf.keras.initializers.serialize(codes),
         }
 
+    def _initial_metadata(self) -> Any:
+        return f8_ops.create_metadata(self.kernel_format, self.kernel_scale)
 
-_NO_F8 = "stock TensorFlow does not compute with 8-bit floats"
-ConvertToF8 = refused("ipu_tensorflow_addons.keras.layers.ConvertToF8", _NO_F8)
-ConvertFromF8 = refused("ipu_tensorflow_addons.keras.layers.ConvertFromF8", _NO_F8)
+    def _initial_codes(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
+        if self.kernel_data_initializer is not None:
+            return tf.cast(self.kernel_data_initializer(shape, dtype), tf.uint8)
+        return f8_ops.convert_to_f8(self.kernel_initializer(shape, tf.float32), self._initial_metadata()).data

@@ -1,8 +1,8 @@
 """LSTM and GRU, with the arithmetic of Keras' layers and the IPU's rules for their arguments.
 
 Gates are ordered as in Keras (LSTM: i, f, c, o; GRU: z, r, h), so the weights of Keras' layers can be used. `options`,
-`options_bwd` and `partials_dtype` tune the IPU's kernels and change nothing here. A stateful layer has one state in
-each process: under a replicated model its replicas share it, where each IPU would keep its own.
+`options_bwd` and `partials_dtype` tune the IPU's kernels and change nothing here. Each replica has its own states of a
+stateful layer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import poplar_options
 from tf_ipu_dp.emulator.sdk_api.addons.keras.layers.ipu_layer import IPULayer, input_shapes
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import rand_ops
 
@@ -95,6 +96,7 @@ class _PopnnRNN(IPULayer):
             inputs, initial_state = inputs[0], list(inputs[1:]) or initial_state
         if inputs.shape.rank != 3:
             raise ValueError(f"{self.name}: the input must have rank 3, but its shape is {inputs.shape}.")
+        check_options(self)
         states = self._first_states(inputs, initial_state)
         if self.dropout and (training is not False):
             same_for_all_steps: Any = [1, None, None] if self.time_major else [None, 1, None]
@@ -102,11 +104,12 @@ class _PopnnRNN(IPULayer):
         last, outputs, states = tf.keras.backend.rnn(
             self._step(), self._project(inputs), states, time_major=self.time_major
         )
+        result = [outputs if self.return_sequences else last, *states]
         if self.stateful:
-            for variable, state in zip(self.states, states):
-                variable.assign(tf.cast(state, variable.dtype))
-        output = outputs if self.return_sequences else last
-        return [output, *states] if self.return_state else output
+            kept = [variable.assign(tf.cast(state, variable.dtype)) for variable, state in zip(self.states, states)]
+            with tf.control_dependencies(kept):  # in a graph of TensorFlow 1 nothing else makes it assign them
+                result = [tf.identity(tensor) for tensor in result]
+        return result if self.return_state else result[0]
 
     def reset_states(self, states: Any = None) -> None:
         """Sets the states of a stateful layer to zero or to these arrays."""
@@ -216,6 +219,7 @@ class PopnnLSTM(_PopnnRNN):
         recurrent_constraint: Any = None,
         bias_constraint: Any = None,
         dropout: float = 0.0,
+        dropout_seed: Any = None,
         recurrent_dropout: float = 0.0,
         implementation: int = 2,
         return_sequences: bool = False,
@@ -223,10 +227,9 @@ class PopnnLSTM(_PopnnRNN):
         go_backwards: bool = False,
         stateful: bool = False,
         unroll: bool = False,
-        time_major: bool = False,
-        dropout_seed: Any = None,
         seed: Any = None,
         partials_dtype: Any = tf.float32,
+        time_major: bool = False,
         options: Optional[Dict[str, str]] = None,
         options_bwd: Optional[Dict[str, str]] = None,
         **kwargs: Any,
@@ -279,6 +282,7 @@ class PopnnGRU(_PopnnRNN):
         recurrent_constraint: Any = None,
         bias_constraint: Any = None,
         dropout: float = 0.0,
+        dropout_seed: Any = None,
         recurrent_dropout: float = 0.0,
         implementation: int = 2,
         return_sequences: bool = False,
@@ -286,11 +290,10 @@ class PopnnGRU(_PopnnRNN):
         go_backwards: bool = False,
         stateful: bool = False,
         unroll: bool = False,
-        time_major: bool = False,
         reset_after: bool = True,
-        dropout_seed: Any = None,
         seed: Any = None,
         partials_dtype: Any = tf.float32,
+        time_major: bool = False,
         options: Optional[Dict[str, str]] = None,
         options_bwd: Optional[Dict[str, str]] = None,
         **kwargs: Any,
@@ -355,6 +358,12 @@ def gru_step(recurrent_kernel: Any, recurrent_bias: Optional[Any], activation: s
         return h, [h]
 
     return step
+
+
+def check_options(layer: Any) -> None:
+    """Raises for options that Poplar would refuse when it compiles the layer."""
+    for name in ("options", "options_bwd"):
+        poplar_options.check(f"{name} of {layer.name}", getattr(layer, name))
 
 
 def activation_name(given: Any, argument: str) -> str:
