@@ -113,6 +113,7 @@ with strategy.scope():
     assert model.optimizer.iterations.numpy() == (EPOCHS + 1) * 16 // ACCUMULATION
 
     results = model.evaluate(x_test, y_test, batch_size=MICRO_BATCH, return_dict=True, verbose=0)
+    model.set_replication_options()  # which would reduce the predictions too
     predictions = model.predict(x_test, batch_size=MICRO_BATCH, callbacks=[counter])
     assert predictions.shape == (256, 8) and counter.predicts == 1
     print(f"accuracy above 0.95: {results['accuracy'] > 0.95}")

@@ -99,6 +99,7 @@ with strategy.scope():
     history = model.fit(dataset(MICRO_BATCH), epochs=2, verbose=0)
     print("logs:", " ".join(sorted(history.history)))
     results = model.evaluate(dataset(MICRO_BATCH), return_dict=True, verbose=0)
+    model.set_replication_options()  # which would reduce the predictions too
     predictions = model.predict(features, batch_size=MICRO_BATCH)
 
 # Stock Keras with the larger batch: its mean over both replicas' samples, twice, is the sum of their means.
