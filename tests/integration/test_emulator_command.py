@@ -115,3 +115,33 @@ def test_it_is_not_active_unless_asked_for_and_refuses_beside_the_real_sdk():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     refusal, count = done.stdout.splitlines()
     assert refusal.startswith("The emulator cannot be installed: the real popdist is imported already") and count == "1"
+
+
+@pytest.mark.slow
+def test_a_program_may_end_while_tensorflow_still_deletes_its_input(run):
+    # The input has a long multiplication in flight when `fit` ends. TensorFlow cannot cancel it.
+    done = run(
+        """
+        import tensorflow as tf
+        from tensorflow.python import ipu
+
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 1
+        config.configure_ipu_system()
+
+        def prepare(number):
+            row = tf.cond(number < 45, lambda: tf.zeros([4]), lambda: square(tf.random.normal([5000, 5000]))[0, :4])
+            return row, tf.cast(number, tf.float32)
+
+        def square(matrix):
+            return tf.matmul(matrix, matrix)
+
+        numbers = tf.data.Dataset.range(1000).map(prepare, num_parallel_calls=1)
+        with ipu.ipu_strategy.IPUStrategy().scope():
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            model.compile("sgd", "mse", steps_per_execution=5)
+            model.fit(numbers.batch(4, drop_remainder=True).prefetch(2), steps_per_epoch=10, verbose=0)
+        print("trained")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr[-2000:]

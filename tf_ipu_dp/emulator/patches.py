@@ -29,7 +29,7 @@ class Patch:
 
 
 _ON_IMPORT = "when tensorflow.python.ipu, keras.ipu or ipu_tensorflow_addons is imported"
-_ON_STRATEGY = "when an IPU strategy is made"
+_ON_STRATEGY = "when an IPU strategy is made, or ipu_compiler.compile is called for several IPUs"
 _ON_KERAS_STRATEGY = "when an IPU strategy with Keras extensions is made"
 
 PATCHES: Tuple[Patch, ...] = (
@@ -69,6 +69,13 @@ PATCHES: Tuple[Patch, ...] = (
         "tf.config lists IPU devices when a program asks for them",
         _ON_IMPORT,
         "tf_ipu_dp.emulator.devices.device_lists",
+    ),
+    Patch(
+        "device scopes",
+        "Graph.device and Context.device",
+        "tf.device() accepts an IPU device; its operations are placed on the host's CPU",
+        _ON_IMPORT,
+        "tf_ipu_dp.emulator.devices.device_scopes",
     ),
     Patch(
         "random numbers",

@@ -376,10 +376,13 @@ class _limit_execution:  # noqa: N801
 
 
 def _delete_iterators() -> None:
-    """Deletes iterators in the background: tf.data may take seconds for it, waiting for its tuning thread."""
+    """Deletes iterators in the background: tf.data may take seconds for it, waiting for its own threads.
+
+    Python waits for the thread at exit: TensorFlow crashes if it is unloaded while it deletes an iterator.
+    """
     iterators = list(execution.in_use)
     execution.in_use.clear()
-    threading.Thread(target=iterators.clear, daemon=True).start()
+    threading.Thread(target=iterators.clear, daemon=False).start()
 
 
 def _bind(name: str, model: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:

@@ -19,6 +19,7 @@ import zlib
 from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.emulator.launcher import exit_notices, network
+from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
 
 SERVER_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
 _TIMEOUT_S = 60.0
@@ -46,6 +47,7 @@ class Server:
         address: str,
         port: int = 0,
         on_exit_notice: Callable[[int], None] = lambda instance: None,
+        watch: Optional[ConnectionWatch] = None,
     ) -> None:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -62,6 +64,9 @@ class Server:
                 instance = exit_notices.parse(self.path)
                 if instance is not None:
                     on_exit_notice(instance)  # before the answer, for which the instance waits
+                if watch is not None:
+                    scope, _, key = self.path.lstrip("/").partition("/")
+                    watch.written(scope, key)
                 super().do_PUT()
 
             def do_DELETE(self) -> None:  # noqa: N802
@@ -72,6 +77,8 @@ class Server:
                 removed, and at the next start instances connect to addresses that are no longer in use.
                 """
                 scope, _, key = self.path.lstrip("/").partition("/")
+                if watch is not None:
+                    watch.deleted(scope)
                 if scope not in self.server.scope_size:
                     super().do_DELETE()
                     return
@@ -84,6 +91,7 @@ class Server:
                         self.server.cache.pop(scope, None)
                 self.send_status_code(http.HTTPStatus.OK)
 
+        self._watch = watch
         self._server = QuietServer((address, port), Handler, 0)
         infos = [HostInfo(host, count) for host, count in slots]
         self._server.init(get_host_assignments(infos, sum(count for _, count in slots)))
@@ -95,6 +103,8 @@ class Server:
 
     def stop(self) -> None:
         """Closes the port."""
+        if self._watch is not None:
+            self._watch.close()
         self._server.shutdown()
         self._server.server_close()
 

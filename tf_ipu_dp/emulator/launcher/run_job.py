@@ -8,10 +8,11 @@ import shlex
 import socket
 import sys
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from tf_ipu_dp.emulator import popdist_variables
 from tf_ipu_dp.emulator.launcher import (
+    connection_watch,
     failure_report,
     network,
     poprun_options,
@@ -40,6 +41,20 @@ def run_job(options: poprun_options.Options, job: Job, only_output_from: Optiona
     if options.is_on("print-topology"):
         sys.stdout.write(render_topology(job))
         sys.stdout.flush()
+    failure, output = _run_once(options, job, only_output_from)
+    if failure is not None and failure.may_start_again:
+        print(f"poprun: {failure.reason} They are started again.", file=sys.stderr)
+        failure, output = _run_once(options, job, only_output_from)
+    status = _report_end(job, output, failure)
+    if options.is_on("verbose"):
+        print(f"poprun: exited with status {status}.", file=sys.stderr)
+    return status
+
+
+def _run_once(
+    options: poprun_options.Options, job: Job, only_output_from: Optional[int]
+) -> Tuple[Optional[supervisor.Failure], tagged_output.TaggedOutput]:
+    """Starts the instances and waits for their end; returns the first failure and their output."""
     events = supervisor.Events()
     streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     output = tagged_output.TaggedOutput(streams, only_output_from, events.output_closed)
@@ -77,10 +92,7 @@ def run_job(options: poprun_options.Options, job: Job, only_output_from: Optiona
             server.stop()
         for each in remote.values():
             each.close(0.0, terminate=False)
-    status = _report_end(job, output, failure)
-    if options.is_on("verbose"):
-        print(f"poprun: exited with status {status}.", file=sys.stderr)
-    return status
+    return failure, output
 
 
 def _report_end(job: Job, output: tagged_output.TaggedOutput, failure: Optional[supervisor.Failure]) -> int:
@@ -128,9 +140,23 @@ def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) ->
     if job.instances == 1:
         return None
     try:
+        timeout_s = connection_watch.read_timeout_s(os.environ)
+    except ValueError as error:
+        raise poprun_options.OptionError(str(error)) from error
+
+    def on_timeout(was_connected: bool) -> None:
+        reason = (
+            f"the {job.instances} instances have not connected to each other within {timeout_s:g} s, although all "
+            f"have started Horovod. On a slow or busy machine set {connection_watch.TIMEOUT_VARIABLE} to more seconds."
+        )
+        first = processes.Exit(0, 1)
+        events.not_connected(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
+
+    try:
         slots = [(host, job.instances_per_host) for host in job.hosts]
         address = "" if for_other_hosts else network.LOOPBACK
-        return rendezvous.Server(slots, address, on_exit_notice=events.exiting)
+        watch = connection_watch.ConnectionWatch(job.instances, timeout_s, on_timeout)
+        return rendezvous.Server(slots, address, on_exit_notice=events.exiting, watch=watch)
     except ImportError as error:
         raise poprun_options.OptionError(
             f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "

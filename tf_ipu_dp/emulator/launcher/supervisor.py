@@ -34,6 +34,7 @@ class Failure:
     exit: Optional[Exit] = None
     host: str = ""
     reason: str = ""  # a sentence, if the exit status alone does not explain the failure
+    may_start_again: bool = False  # the instances have never been connected
 
 
 class Events:
@@ -53,6 +54,10 @@ class Events:
     def host_lost(self, host: str, reason: str) -> None:
         """Adds the loss of a host, with all its processes."""
         self._queue.put(("host_lost", (host, reason)))
+
+    def not_connected(self, failure: Failure) -> None:
+        """Adds that the instances do not connect to each other."""
+        self._queue.put(("not_connected", failure))
 
     def signalled(self, number: int, _: Any = None) -> None:
         """Adds a signal to poprun itself. A signal handler."""
@@ -109,6 +114,7 @@ class _Supervisor:
             "exiting": self._on_exiting,
             "exited": self._on_exited,
             "host_lost": self._on_host_lost,
+            "not_connected": self._on_not_connected,
             "signalled": self._on_signalled,
             "output_closed": self._on_output_closed,
         }
@@ -177,6 +183,11 @@ class _Supervisor:
         if not self._is_terminated:
             self._failure = self._failure or Failure(1, Exit(min(indices), 1), host, reason)
             self._terminate_at = self._terminate_at or time.monotonic()
+
+    def _on_not_connected(self, failure: Failure) -> None:
+        if not self._is_terminated and not self._failed:
+            self._failure = self._failure or failure
+            self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
 
     def _on_signalled(self, number: int) -> None:
         if self._is_terminated or self._failed:

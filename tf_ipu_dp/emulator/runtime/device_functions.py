@@ -17,7 +17,7 @@ except ImportError:  # before TensorFlow 2.11
     function_context = None
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.runtime import instances, random_numbers, replicas
+from tf_ipu_dp.emulator.runtime import feeds, instances, random_numbers, replicas
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
@@ -61,14 +61,9 @@ def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[s
     function = fn if isinstance(fn, def_function.Function) else tf.function(call)
     ipu_config.configured_system().attach()
     with strategy.scope():
-        program = replicas.Program(strategy.ipus())
-        try:
-            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, program)
-        except Exception:
-            if not program.fitting_replicas:
-                raise
-            fitting = replicas.Program(program.fitting_replicas)  # of a pipeline
-            concurrent = _make_concurrent(strategy, function._clone(None), args, kwargs, fitting)
+        concurrent = _trace_for_fitting_replicas(
+            strategy.ipus(), lambda program: _make_concurrent(strategy, function._clone(None), args, kwargs, program)
+        )
         return concurrent.call_in_graph(_split(args, kwargs)[0])
 
 
@@ -78,11 +73,14 @@ def run_on_device(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], che
     system.attach()
     with strategy.scope():
         # Tracing does not count as work of the IPUs.
-        run = _compile(strategy, system, fn, args, kwargs, check_types)
-        if system.only_compiles():
-            return zeros_like(run.outputs)
-        with system.executing():
-            return run()
+        return _execute(system, _compile(strategy, system, fn, args, kwargs, check_types))
+
+
+def _execute(system: Any, compiled: _CompiledProgram) -> Any:
+    if system.only_compiles():
+        return zeros_like(compiled.outputs)
+    with system.executing():
+        return compiled.run()
 
 
 def zeros_like(outputs: Any) -> Any:
@@ -102,8 +100,31 @@ class _CompiledProgram:
     run: Callable[[], Any]
     outputs: Any
 
-    def __call__(self) -> Any:
-        return self.run()
+
+def run_computation(computation: Callable[..., Any], tensors: List[Any], ipus: int) -> Any:
+    """Runs a function of tensors on all replicas that a device of this many IPUs holds, without a strategy.
+
+    Returns what replica 0 returns.
+    """
+    if ipus > 1:
+        random_numbers.extend_tensorflow()
+        feeds.extend_tensorflow()
+        extend_tensorflow()
+
+    def trace(program: replicas.Program) -> _CompiledProgram:
+        function = tf.function(computation)
+        if program.replicas > 1:
+            concurrent = ConcurrentFunction(function, tensors, program)
+            call = concurrent if tf.executing_eagerly() else concurrent.call_in_graph
+            return _CompiledProgram(lambda: call(tensors), concurrent.concrete.structured_outputs)
+        with replicas.tracing(program):
+            concrete = function.get_concrete_function(*tensors)
+        return _CompiledProgram(lambda: concrete(*tensors), concrete.structured_outputs)
+
+    compiled: _CompiledProgram = _trace_for_fitting_replicas(ipus, trace)
+    if not tf.executing_eagerly():
+        return compiled.run()
+    return _execute(ipu_config.configured_system(), compiled)
 
 
 def as_function(fn: Any) -> Any:
@@ -128,16 +149,28 @@ def _compile(
         (tuple(args), kwargs),
     )
     copy = _copy_for_device(fn, system, count)
-    program = replicas.Program(copy.replicas or count)
-    try:
-        return _trace(strategy, copy.function, args, kwargs, program, check_types)
-    except Exception:
-        if not program.fitting_replicas:
-            raise
-    # Tracing found a pipeline, which takes several IPUs for each replica.
-    copy = _copy_for_device(fn, system, count, retrace=True)
-    copy.replicas = program.fitting_replicas
-    return _trace(strategy, copy.function, args, kwargs, replicas.Program(copy.replicas), check_types)
+    replicas_before = copy.replicas or count
+
+    def trace(program: replicas.Program) -> _CompiledProgram:
+        own = copy
+        if program.replicas != replicas_before:
+            own = _copy_for_device(fn, system, count, retrace=True)
+            own.replicas = program.replicas
+        return _trace(strategy, own.function, args, kwargs, program, check_types)
+
+    return _trace_for_fitting_replicas(replicas_before, trace)
+
+
+def _trace_for_fitting_replicas(count: int, trace: Callable[[replicas.Program], Any]) -> Any:
+    """Traces a program for this many replicas, or for fewer if it has pipelines or shards, which take several IPUs."""
+    while True:
+        program = replicas.Program(count)
+        try:
+            return trace(program)
+        except Exception:
+            if not 0 < program.fitting_replicas < count:
+                raise
+            count = program.fitting_replicas
 
 
 def _trace(

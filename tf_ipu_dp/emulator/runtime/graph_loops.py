@@ -5,7 +5,8 @@ Two micro batches may be in flight at a time, but operations with side effects k
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, List, Sequence
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
@@ -49,6 +50,24 @@ def repeat(
         maximum_iterations=count,
     )
     return list(results[2:])
+
+
+@contextlib.contextmanager
+def fitting_control_flow() -> Iterator[None]:
+    """Inside, loops and conditions are those of TensorFlow 1 in a graph of TensorFlow 1, as in the SDK.
+
+    The others are functions. What is made outside of a function, like variables and iterators, may be made eagerly
+    then, and a graph that a session runs cannot use it.
+    """
+    is_function = tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function
+    if is_function or not tf.compat.v1.control_flow_v2_enabled():
+        yield
+        return
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
 
 
 def stack(count: int, step: Callable[[Any], Any], like: Any) -> List[Any]:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.devices import device_scopes
 from tf_ipu_dp.emulator.runtime import poplar_options, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
@@ -136,16 +137,44 @@ def check_replicas_fit(devices: Sequence[Any]) -> None:
     A pipeline takes several IPUs, so there are fewer replicas than IPUs.
     """
     needed = ipus_for(devices)
-    strategy = tf.distribute.get_strategy()
-    ipus = strategy.ipus() if hasattr(strategy, "ipus") else ipu_config.configured_system().ipus_per_device[0]
-    allowed = replicas_for(ipus, needed)
     program = replicas.current()
+    if program is not None:
+        program.ipus_per_replica = max(program.ipus_per_replica, needed)
+        if program.in_session:
+            return
+    allowed = replicas_for(_ipus_of_device(), needed)
     if program is not None and program.replicas != allowed:
-        # For the code that traces the program: autograph does not pass on exceptions of our own class.
-        program.fitting_replicas = allowed
-        raise RuntimeError(
-            f"The program was traced for {program.replicas} replicas, but the device holds {allowed} of {needed} IPUs."
-        )
+        _trace_again(program, allowed, needed)
+
+
+def check_shards_fit(indices: Sequence[int]) -> None:
+    """Raises if a shard does not fit into the IPUs that a replica of the program has.
+
+    A Keras model is divided into pipeline stages and not into shards, so for its replicas shards have no effect.
+    """
+    program = replicas.current()
+    needed = ipus_for(indices)
+    if program is None or needed <= program.ipus_per_replica:
+        return
+    program.ipus_per_replica = needed
+    if program.in_session or (program.replicas > 1 and not program.concurrent):
+        return
+    allowed = replicas_for(_ipus_of_device(), needed)
+    if program.replicas > allowed:
+        _trace_again(program, allowed, needed)
+
+
+def _ipus_of_device() -> int:
+    strategy = tf.distribute.get_strategy()
+    return strategy.ipus() if hasattr(strategy, "ipus") else ipu_config.ipus_of_device(device_scopes.current_ordinal())
+
+
+def _trace_again(program: replicas.Program, allowed: int, needed: int) -> None:
+    # For the code that traces the program: autograph does not pass on exceptions of our own class.
+    program.fitting_replicas = allowed
+    raise RuntimeError(
+        f"The program was traced for {program.replicas} replicas, but the device holds {allowed} of {needed} IPUs."
+    )
 
 
 def check_serialization(iterations: int, schedule: PipelineSchedule, devices: Sequence[Any], method: Method) -> None:

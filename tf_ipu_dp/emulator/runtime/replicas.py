@@ -34,6 +34,8 @@ class Program:
     updating: bool = False  # in a time-sliced program's weight update, which is made once for all replicas
     needs_collectives: bool = False  # set when tracing finds a collective in a time-sliced program
     fitting_replicas: int = 0  # set when tracing finds that the device holds another number of replicas
+    ipus_per_replica: int = 1  # that the pipelines and shards traced so far take
+    in_session: bool = False  # in a graph of TensorFlow 1: the device is known only when a session runs it
     random_ops: int = 0
 
 

@@ -245,3 +245,22 @@ def test_models_without_batch_size_inputs_or_ipu_are_value_errors(scope, target)
         with pytest.raises(ValueError, match="has no known inputs"):
             serving.export_keras(tf.keras.Sequential([tf.keras.layers.Dense(3)]), target, batch_size=2)
         serving.export_keras(fixed, target)
+
+
+@pytest.mark.parametrize("kind", [tf.constant, np.int64, lambda size: tf.Variable(size, trainable=False)])
+def test_a_batch_size_and_iterations_may_be_tensors(scope, tmp_path, kind):
+    with scope():
+        model = make_model()
+        expected = model(X).numpy()
+        model.export_for_ipu_serving(str(tmp_path / "model"), batch_size=kind(4))
+    np.testing.assert_allclose(loaded(str(tmp_path / "model"), only_input=X)["output_0"], expected, rtol=1e-6)
+    spec = tf.TensorSpec([tf.constant(4), 2], tf.float32)
+    serving.export_single_step(double, str(tmp_path / "step"), kind(8), [spec])
+    np.testing.assert_array_equal(loaded(str(tmp_path / "step"), x=X)["output_0"], 2 * X)
+
+
+def test_a_batch_size_that_is_no_number_is_refused(scope, target):
+    with scope():
+        for size in (0, 2.0, tf.constant([4]), tf.constant(4.0), tf.constant(-1)):
+            with pytest.raises(ValueError, match="batch_size must be an int of 1 or more"):
+                make_model().export_for_ipu_serving(target, batch_size=size)

@@ -389,6 +389,16 @@ def configured_system() -> ConfiguredSystem:
     return _system
 
 
+def ipus_of_device(ordinal: Optional[int]) -> int:
+    """Returns the IPUs of /device:IPU:ordinal; None stands for the first device."""
+    devices = configured_system().ipus_per_device
+    if (ordinal or 0) >= len(devices):
+        raise errors.InvalidArgumentError(
+            None, None, f"There is no /device:IPU:{ordinal}: {len(devices)} devices are configured."
+        )
+    return devices[ordinal or 0]
+
+
 def _check(config: Any, flags: Dict[str, str]) -> None:  # noqa: PLR0912 one rule after the other
     """Checks the rules that the SDK checks in Python, in its order and with its exception types."""
     if _as_list(config.auto_select_ipus) and _as_list(config.select_ipus):

@@ -4,52 +4,76 @@ from __future__ import annotations
 
 from typing import Any, Callable, List
 
+import numpy as np
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.devices import device_scopes
+from tf_ipu_dp.emulator.runtime import device_functions, graph_loops, pipeline_layout, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
-from tf_ipu_dp.emulator.sdk_api.ipu import loops, scopes
+from tf_ipu_dp.emulator.sdk_api.ipu import loops
 
 
+@tf.autograph.experimental.do_not_convert
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
-    """Runs a computation as one program; returns its tensors as a list, or an operation if it returns none."""
-    if not scopes.is_in_ipu_scope() and not getattr(tf.distribute.get_strategy(), "enable_keras_extensions", False):
-        raise Exception("The computation is not placed on an IPU device: use ipu.scopes.ipu_scope().")
+    """Runs a computation as one program; returns its tensors as a list, or an operation if it returns none.
+
+    It runs on as many replicas as the device holds, and what replica 0 returns is returned.
+    """
+    strategy = tf.distribute.get_strategy()
+    ordinal = device_scopes.current_ordinal()
+    if ordinal is None:
+        if not getattr(strategy, "enable_keras_extensions", False):
+            raise Exception("The computation is not placed on an IPU device: use ipu.scopes.ipu_scope().")
+        ordinal = strategy.device_ordinal
     given = [] if inputs is None else list(inputs)
-    count = ipu_config.configured_system().ipus_per_device[0]
-    if count > 1:
-        raise NotImplementedError(
-            f"ipu_compiler.compile cannot be emulated on {count} replicas: use strategy.run() with a tf.function."
-        )
-    ipu_config.configured_system().attach()
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        return _in_graph(computation, given)
+        return _in_graph(computation, given, ordinal)
+    ipus = ipu_config.ipus_of_device(ordinal)
+    ipu_config.configured_system().attach()
     made: List[Any] = []
 
     def program(*arguments: Any) -> Any:
-        with replicas.traced_as(replicas.Program(1)):
-            outputs = computation(*arguments)
-        tensors, operations = loops.split_outputs(outputs)
+        tensors, operations = loops.split_outputs(computation(*arguments))
         with tf.control_dependencies(operations):
             made[:] = tensors
             return [tf.identity(tensor) for tensor in tensors] or [tf.constant(0)]
 
-    results = tf.function(program)(*(tf.convert_to_tensor(value) for value in given))
+    results = device_functions.run_computation(program, [tf.convert_to_tensor(value) for value in given], ipus)
     if made:
         return list(results)
     return results[0] if tf.executing_eagerly() else results[0].op
 
 
-def _in_graph(computation: Callable[..., Any], inputs: List[Any]) -> Any:
+def _in_graph(computation: Callable[..., Any], inputs: List[Any], ordinal: int) -> Any:
     """Adds the computation to a graph of TensorFlow 1. A session runs it and owns its variables."""
     scope = tf.compat.v1.get_variable_scope()
     before = scope.use_resource
     scope.set_use_resource(True)  # other variables cannot be made within a loop
+    program = replicas.Program(1, in_session=True)
+
+    def check() -> Any:
+        _check_device(ordinal, program.ipus_per_replica)
+        return np.int32(0)
+
     try:
-        with replicas.traced_as(replicas.Program(1)):
-            outputs = computation(*(tf.convert_to_tensor(value) for value in inputs))
+        # Programs may configure their IPUs after the graph is made, so the device is checked when a session runs it.
+        checked = tf.numpy_function(check, [], tf.int32)
+        with tf.control_dependencies([checked]), replicas.traced_as(program), graph_loops.fitting_control_flow():
+            outputs = computation(*(tf.identity(value) for value in inputs))
         tensors, operations = loops.split_outputs(outputs)
-        with tf.control_dependencies(operations):
+        with tf.control_dependencies([checked, *operations]):
             return [tf.identity(tensor) for tensor in tensors] or tf.no_op()
     finally:
         scope.set_use_resource(before)
+
+
+def _check_device(ordinal: int, needed: int) -> None:
+    """Attaches the device, and refuses one that holds more than one replica of the program."""
+    ipus = ipu_config.ipus_of_device(ordinal)
+    count = pipeline_layout.replicas_for(ipus, needed)
+    if count > 1:
+        raise NotImplementedError(
+            f"A session cannot be emulated on {count} replicas: the device has {ipus} IPUs, and the program takes "
+            f"{needed} for each replica. Configure {needed}, or call ipu_compiler.compile in eager mode."
+        )
+    ipu_config.configured_system().attach()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from typing import Any, Iterator, Optional
 
 import tensorflow as tf
@@ -36,30 +37,37 @@ class IPUInfeedQueue:
         check_dataset(dataset)
         self._dataset = dataset
         self._iterator: Any = None
-        self._graph_iterator: Any = None
-        self._is_initialised = False
+        self._graph_iterators: Any = weakref.WeakKeyDictionary()  # by graph of TensorFlow 1
+        self._initialised_in: Any = weakref.WeakSet()  # these graphs
+        self._is_initialised = False  # in eager mode
         self._dequeued = False
 
     @property
     def initializer(self) -> Any:
         """Makes the iterator; in a graph, returns the operation that does."""
-        if self._is_initialised:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if self._is_initialised if graph is None else graph in self._initialised_in:
             raise ValueError("The infeed queue has been initialised already.")
+        if graph is not None:
+            self._initialised_in.add(graph)
+            return self._make_graph_iterator().initializer
         self._is_initialised = True
-        if tf.executing_eagerly():
-            if self._iterator is None:
-                self._iterator = IPUOwnedIterator(self._dataset)
-            else:  # traced programs refer to this iterator
-                self._iterator.restart()
-            return tf.no_op()
-        return self._make_graph_iterator().initializer
+        if self._iterator is None:
+            self._iterator = IPUOwnedIterator(self._dataset)
+        else:  # traced programs refer to this iterator
+            self._iterator.restart()
+        return tf.no_op()
 
     @property
     def deleter(self) -> Any:
         """Ends the iterator; afterwards the queue can be initialised again, from the beginning."""
-        if not self._is_initialised:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if not (self._is_initialised if graph is None else graph in self._initialised_in):
             raise tf.errors.NotFoundError(None, None, "The infeed queue has not been initialised.")
-        self._is_initialised = False
+        if graph is None:
+            self._is_initialised = False
+        else:
+            self._initialised_in.discard(graph)
         return tf.no_op()
 
     @property
@@ -93,10 +101,11 @@ class IPUInfeedQueue:
         return self._iterator.get_next()
 
     def _make_graph_iterator(self) -> Any:
-        if self._graph_iterator is None:
-            with tf.init_scope():  # outside of the loop that is being built
-                self._graph_iterator = tf.compat.v1.data.make_initializable_iterator(self._dataset)
-        return self._graph_iterator
+        with tf.init_scope():  # outside of the loop that is being built
+            graph = tf.compat.v1.get_default_graph()
+            if graph not in self._graph_iterators:
+                self._graph_iterators[graph] = tf.compat.v1.data.make_initializable_iterator(self._dataset)
+        return self._graph_iterators[graph]
 
 
 class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]

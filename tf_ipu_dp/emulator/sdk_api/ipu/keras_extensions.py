@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 
 
@@ -17,12 +15,7 @@ class KerasExtensions:
 
     def ipus(self) -> int:
         """Returns the IPUs of the strategy's device."""
-        devices = ipu_config.configured_system().ipus_per_device
-        if self.device_ordinal >= len(devices):
-            raise tf.errors.InvalidArgumentError(
-                None, None, f"There is no /device:IPU:{self.device_ordinal}: {len(devices)} devices are configured."
-            )
-        return devices[self.device_ordinal]
+        return ipu_config.ipus_of_device(self.device_ordinal)
 
 
 def ordinal_of(ipu_device: str) -> int:

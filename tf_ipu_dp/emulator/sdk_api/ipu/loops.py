@@ -7,6 +7,8 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import graph_loops
+
 _counts: List[Optional[int]] = []  # of the loops whose bodies are being traced; None if the count depends on the data
 
 
@@ -65,7 +67,8 @@ def _loop(
         return holds if limit is None else tf.logical_and(count < tf.cast(limit, tf.int32), holds)
 
     # One step at a time: a step may read what the previous one has written.
-    count, *results = tf.while_loop(continues, step, [tf.constant(0), *start], parallel_iterations=1)
+    with graph_loops.fitting_control_flow():
+        count, *results = tf.while_loop(continues, step, [tf.constant(0), *start], parallel_iterations=1)
     if not results:
         return count if tf.executing_eagerly() else count.op
     return results[0] if len(results) == 1 else results

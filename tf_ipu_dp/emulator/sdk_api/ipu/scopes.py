@@ -7,28 +7,20 @@ import threading
 from typing import Any, Iterator, List, Union
 
 import numpy as np
+import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.runtime import pipeline_layout, replicas
 
 _outside = threading.local()
 
 
 @contextlib.contextmanager
 def ipu_scope(device: str) -> Iterator[None]:
-    """Operations inside are for this device."""
+    """Operations inside are for this device: the same as `tf.device`."""
     if "IPU" not in device.upper():
         raise ValueError(f"{device!r} does not name an IPU device; it is like /device:IPU:0.")
-    before = getattr(_outside, "device", None)
-    _outside.device = device
-    try:
+    with tf.device(device):
         yield
-    finally:
-        _outside.device = before
-
-
-def is_in_ipu_scope() -> bool:
-    """Whether operations are being made for an IPU device by `ipu_scope`."""
-    return getattr(_outside, "device", None) is not None
 
 
 @contextlib.contextmanager
@@ -40,10 +32,11 @@ def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ipu_shard(index: Union[int, List[int]]) -> Iterator[None]:
-    """Operations inside belong to this IPU of a replica."""
+    """Operations inside belong to this IPU of a replica. Replicas of several IPUs are fewer than IPUs."""
     indices = index if isinstance(index, (list, tuple)) else [index]
     if any(int(one) < 0 for one in indices):
         raise ValueError(f"A shard is a number of 0 or more, not {index!r}.")
+    pipeline_layout.check_shards_fit([int(one) for one in indices])
     yield
 
 

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import convert_to_constants
 
@@ -36,7 +37,7 @@ def export_single_step(  # noqa: PLR0913, PLR0917 the SDK's arguments
     purge_export_dir: bool = False,
 ) -> Any:
     """Saves a function of one step. Returns the `tf.function` that was saved."""
-    _check_iterations(iterations)
+    _as_count("iterations", iterations)
     _refuse_replicas(ipus_per_replica=1)
     before = _Step("preprocessing_step", preprocessing_step, preprocessing_step_signature)
     after = _Step("postprocessing_step", postprocessing_step, postprocessing_step_signature)
@@ -69,7 +70,7 @@ def export_pipeline(  # noqa: PLR0913, PLR0917 the SDK's arguments
     `inputs` are the first stage's arguments before those of the signature. Returns the `tf.function` that was saved.
     """
     del name
-    _check_iterations(iterations)
+    iterations = _as_count("iterations", iterations)
     stages = list(computational_stages)
     schedule = pipeline_layout.PipelineSchedule(pipeline_schedule or pipeline_layout.PipelineSchedule.Grouped)
     devices = list(range(len(stages))) if device_mapping is None else device_mapping
@@ -276,9 +277,8 @@ def _model_inputs(model: Any) -> Any:
     return spec[0][0]
 
 
-def _model_signature(model: Any, batch_size: Optional[int]) -> List[Any]:
-    if batch_size is not None and (not isinstance(batch_size, numbers.Integral) or batch_size < 1):
-        raise ValueError(f"batch_size must be an int of 1 or more, not {batch_size!r}.")
+def _model_signature(model: Any, batch_size: Any) -> List[Any]:
+    batch_size = None if batch_size is None else _as_count("batch_size", batch_size)
     specs = []
     for number, tensor in enumerate(tf.nest.flatten(_model_inputs(model))):
         shape = tensor.shape.as_list()
@@ -349,9 +349,16 @@ def _check_names(output_names: Any) -> None:
         raise TypeError(f"output_names must be a str or a list, not {type(output_names).__name__}.")
 
 
-def _check_iterations(iterations: Any) -> None:
-    if not isinstance(iterations, numbers.Integral) or iterations < 1:
-        raise ValueError(f"iterations must be an int of 1 or more, not {iterations!r}.")
+def _as_count(name: str, value: Any) -> int:
+    """Returns a number of 1 or more, which may be given as a tensor or a variable."""
+    if isinstance(value, tf.Variable):
+        value = value.value()
+    known = tf.get_static_value(value) if tf.is_tensor(value) else value
+    if isinstance(known, np.ndarray) and known.ndim == 0:
+        known = known[()]
+    if not isinstance(known, numbers.Integral) or known < 1:
+        raise ValueError(f"{name} must be an int of 1 or more, not {value!r}.")
+    return int(known)
 
 
 def _input_signature(function: Any) -> Any:
