@@ -48,8 +48,9 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             with feeds.overlapping(after):
                 micro_batch = next(iterator)
             with replica_metrics.of_replica(replica):
+                accumulated = shape.accumulation > 1
                 return call_as_replica(
-                    model, lambda data: gradient_reduction.micro_batch_gradients(model, data), micro_batch
+                    model, lambda data: gradient_reduction.micro_batch_gradients(model, data, accumulated), micro_batch
                 )
 
         def accumulate() -> gradient_reduction.Contribution:
@@ -135,6 +136,11 @@ class _Execution:
         self._sliced: Any = None
         self._traced_for: Any = None
         self._concurrent: Any = None
+
+    @property
+    def traced(self) -> Any:
+        """The `tf.function` of time-sliced replicas, whose graph can be shown; None for concurrent ones."""
+        return self._sliced if self._concurrent is None else None
 
     def __call__(self, iterator: Any) -> Any:
         if not in_use or in_use[-1] is not iterator:
