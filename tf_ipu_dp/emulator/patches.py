@@ -78,6 +78,13 @@ PATCHES: Tuple[Patch, ...] = (
         "tf_ipu_dp.emulator.runtime.random_numbers",
     ),
     Patch(
+        "half batch norm",
+        "tensorflow.python.ops.gen_nn_ops.fused_batch_norm_v3",
+        "batch normalisation may have its scale, offset and statistics in float16, as 16.16 training does",
+        _ON_STRATEGY,
+        "tf_ipu_dp.emulator.runtime.half_batch_norm",
+    ),
+    Patch(
         "input wait",
         "tensorflow.python.ops.gen_dataset_ops.iterator_get_next",
         "a program's input is distributed to its replicas, and the time spent waiting for it is measured",
@@ -107,7 +114,7 @@ PATCHES: Tuple[Patch, ...] = (
     ),
     Patch(
         "keras models",
-        "methods of tf.keras.Model: fit, evaluate, predict, their functions, and the SDK's additional ones",
+        "methods of tf.keras.Model: compile, fit, evaluate, predict, their functions, and the SDK's additional ones",
         "models made in the scope of an IPU strategy are replicated, accumulated and pipelined",
         _ON_KERAS_STRATEGY,
         "tf_ipu_dp.emulator.keras.models",

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
 
 from tf_ipu_dp.emulator.keras import models
-from tf_ipu_dp.emulator.runtime import device_functions, feeds, random_numbers, replicas
+from tf_ipu_dp.emulator.runtime import device_functions, feeds, half_batch_norm, random_numbers, replicas
 from tf_ipu_dp.emulator.sdk_api import on_import
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions, ordinal_of
@@ -95,6 +95,7 @@ def prepare(strategy: Any, enable_dataset_iterators: bool, enable_keras_extensio
     strategy.concurrent_functions = {}
     on_import.apply_patches()
     random_numbers.extend_tensorflow()
+    half_batch_norm.extend_tensorflow()
     feeds.extend_tensorflow()
     device_functions.extend_tensorflow()
     if enable_dataset_iterators:
