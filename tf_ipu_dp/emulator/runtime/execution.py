@@ -23,6 +23,7 @@ from tf_ipu_dp.emulator.runtime import (
 )
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
 from tf_ipu_dp.emulator.runtime.model_strategy import call_as_replica
 from tf_ipu_dp.emulator.runtime.moving_statistics import InstanceStatistics, MovingStatistics
@@ -47,7 +48,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
             with feeds.overlapping(after):
                 micro_batch = next(iterator)
-            with replica_metrics.of_replica(replica):
+            with replica_metrics.of_replica(replica), GradientCaptureContext():
                 accumulated = shape.accumulation > 1
                 return call_as_replica(
                     model, lambda data: gradient_reduction.micro_batch_gradients(model, data, accumulated), micro_batch
@@ -209,7 +210,7 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: 
 
     def update(number: Any) -> List[Any]:
         del number
-        with replica_metrics.of_replica(0):
+        with replica_metrics.of_replica(0), GradientCaptureContext():
             call_as_replica(model, model.train_step, next(iterator))
         model._train_counter.assign_add(1)
         return []
