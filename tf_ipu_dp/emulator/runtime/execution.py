@@ -16,6 +16,7 @@ from tf_ipu_dp.emulator.runtime import (
     feeds,
     gradient_reduction,
     graph_loops,
+    instances,
     metrics,
     model_building,
     model_strategy,
@@ -89,13 +90,19 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
     """Returns the function of an execution that evaluates."""
 
     def test(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
-        def step(number: Any) -> List[Any]:
+        def step(number: Any) -> Any:
             with replica_metrics.of_replica(number):
-                call_as_replica(model, model.test_step, next(iterator))
+                return call_as_replica(model, model.test_step, next(iterator))
+
+        def run(number: Any) -> List[Any]:
+            step(number)
             return []
 
-        graph_loops.repeat(shape.steps * replica_metrics.slices, step, in_flight=graph_loops.IN_FLIGHT)
         model._test_counter.assign_add(shape.steps)
+        count = shape.steps * replica_metrics.slices
+        if type(model).test_step is not tf.keras.Model.test_step:
+            return _returned_logs(model, replica_metrics, count, step)
+        graph_loops.repeat(count, run, in_flight=graph_loops.IN_FLIGHT)
         return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
 
     return _Execution(model, shape, test, "test_step")
@@ -216,6 +223,28 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: 
         return []
 
     graph_loops.repeat(shape.steps, update)
+
+
+def _returned_logs(model: Any, replica_metrics: ReplicaMetrics, count: int, step: Callable[[Any], Any]) -> Any:
+    """Returns the logs of steps that are the program's own: what the last step of each replica has returned.
+
+    They need not be metrics, so the mean over the instances is taken of them.
+    """
+    first = {name: tf.convert_to_tensor(value) for name, value in step(tf.constant(0)).items()}
+    steps = [value[tf.newaxis] for value in tf.nest.flatten(first)]
+    if count > 1:
+        steps = [tf.concat(parts, axis=0) for parts in zip(steps, graph_loops.stack(count - 1, step, first))]
+    last = [values[-replica_metrics.slices :] for values in steps]
+    if replica_metrics.concurrent:
+        own = gradient_reduction.Contribution(
+            [values[0] for values in last], lambda values: replica_metrics.reduce(tf.stack(values))
+        )
+    else:
+        own = gradient_reduction.Contribution([replica_metrics.reduce(values) for values in last])
+    (reduced,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "results", [own])
+    if model_strategy.spans_instances(model):
+        reduced = [value / tf.cast(instances.count(), value.dtype) for value in reduced]
+    return tf.nest.pack_sequence_as(first, reduced)
 
 
 def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any]:

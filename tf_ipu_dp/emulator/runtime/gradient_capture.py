@@ -57,11 +57,17 @@ class GradientCaptureTape(tf.GradientTape):  # type: ignore[misc]
         """What the last call of `gradient` has captured, by tag."""
         return self._context.captured_gradients
 
-    def gradient(self, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
         """Returns the gradients, as `tf.GradientTape.gradient` does."""
         self._context = GradientCaptureContext()
         with self._context:
-            return super().gradient(*args, **kwargs)
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
 
     def reset(self) -> None:
         """Drops what the tape has recorded and captured."""

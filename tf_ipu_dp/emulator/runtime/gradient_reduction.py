@@ -236,6 +236,11 @@ class _GradientCatcher:
         minimize = _first_minimize(type(self._optimizer)) if self._accumulated else type(self._optimizer).minimize
         with _replaced(self._optimizer, "apply_gradients", self._store):
             minimize(self._optimizer, loss, var_list, tape=tape)
+        if not self.gradients:
+            raise NotImplementedError(
+                f"{type(self._optimizer).__name__}.minimize does not call self.apply_gradients, so the emulator cannot "
+                "sum its gradients over replicas. Call it, or use one replica."
+            )
 
     def _store(self, grads_and_vars: Any, *unused: Any, **unused_by_name: Any) -> None:
         self.gradients = {variable.ref(): gradient for gradient, variable in grads_and_vars}

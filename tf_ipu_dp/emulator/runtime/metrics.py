@@ -58,7 +58,7 @@ class ReplicaMetrics:
         """Returns what `logs` needs from all replicas and instances."""
         if self.concurrent:
             results = [tf.convert_to_tensor(value) for value in metric_results(self._model).values()]
-            return Contribution(results, lambda values: self._reduce(tf.stack(values)))
+            return Contribution(results, lambda values: self.reduce(tf.stack(values)))
         if self._shape.replicas > 1:
             return Contribution([self._bank(variable).read_value() for variable in self._variables()])
         spans_instances = model_strategy.spans_instances(self._model)
@@ -82,6 +82,14 @@ class ReplicaMetrics:
                 variable.assign(value)
         return logs
 
+    def reduce(self, values: Any) -> Any:
+        """Returns what is reported of the replicas' values, which are stacked."""
+        if self._shape.metrics == "LIST":
+            return values
+        if self._shape.metrics == "SUM":
+            return tf.reduce_sum(values, axis=0)
+        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
+
     def _logs_of_replicas(self, banks: Sequence[Any]) -> Dict[str, Any]:
         signature: Dict[str, Any] = {}
 
@@ -98,19 +106,12 @@ class ReplicaMetrics:
             return last
         numbers = tf.range(self._shape.replicas)
         of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
-        return {name: self._reduce(values) for name, values in of_all.items()}
+        return {name: self.reduce(values) for name, values in of_all.items()}
 
     def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
         for variable, value in zip(self._variables(), values):
             variable.assign(value)
         return {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
-
-    def _reduce(self, values: Any) -> Any:
-        if self._shape.metrics == "LIST":
-            return values
-        if self._shape.metrics == "SUM":
-            return tf.reduce_sum(values, axis=0)
-        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
 
     def _variables(self) -> List[Any]:
         return [variable for metric in self._model.metrics for variable in metric.variables]

@@ -149,6 +149,35 @@ def test_a_model_may_override_how_it_evaluates_and_predicts(scope, replicas):
     np.testing.assert_allclose(outputs, -predicted, atol=1e-5)
 
 
+@pytest.mark.parametrize(("replicas", "method"), [(1, "NONE"), (2, "NONE"), (2, "SUM"), (2, "MEAN"), (2, "LIST")])
+def test_what_an_own_test_step_returns_need_not_be_a_metric(scope, replicas, method):
+    class Own(tf.keras.Sequential):
+        def test_step(self, data):
+            x, y = data
+            return {"first": y[0, 0], "largest": tf.reduce_max(x)}
+
+    with scope(replicas).scope():
+        model = Own([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile("sgd", "mse", steps_per_execution=2)
+        model.set_replication_options(method)
+        logs = model.evaluate(dataset(), verbose=0, return_dict=True)
+    ends = range(8 - replicas, 8)  # the last micro batch of each replica
+    reduced = {"NONE": lambda values: values[-1], "SUM": sum, "MEAN": np.mean, "LIST": list}[method]
+    np.testing.assert_allclose(logs["first"], reduced([Y[MICRO * end, 0] for end in ends]), rtol=1e-6)
+    largest = [X[MICRO * end : MICRO * (end + 1)].max() for end in ends]
+    np.testing.assert_allclose(logs["largest"], reduced(largest), rtol=1e-6)
+
+
+def test_a_minimize_that_does_not_apply_through_the_optimizer_is_refused_on_several_replicas(scope):
+    class Direct(v2.SGD):
+        def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
+            return super().apply_gradients(self._compute_gradients(loss, var_list, tape=tape))
+
+    assert_same(fit(scope(1), lambda: Direct(RATE)).get_weights(), by_hand(8))
+    with pytest.raises(NotImplementedError, match=r"Direct\.minimize does not call self\.apply_gradients"):
+        fit(scope(2), lambda: Direct(RATE))
+
+
 @pytest.mark.parametrize("name", ["train_step", "make_train_function", "make_test_function", "make_predict_function"])
 def test_a_model_may_not_override_what_the_sdk_replaces(scope, name):
     base = type("Base", (tf.keras.Sequential,), {name: lambda self, *args: getattr(tf.keras.Sequential, name)(self)})
