@@ -205,7 +205,10 @@ class ALSOptimizer(OptimizerWrapper):
 
     def _update(self, pairs: Pairs, name: Optional[str], global_step: Any = None) -> Any:
         """Updates through the wrapped optimizer, and adjusts the factor when that is due."""
-        pairs = [(_saturated(gradient), variable) for gradient, variable in pairs]
+        pairs = [
+            (_saturated(gradient) if _is_from_float16(gradient, variable) else gradient, variable)
+            for gradient, variable in pairs
+        ]
         updated = self._opt.apply_gradients(self._unscaled(pairs), name=name, experimental_aggregate_gradients=False)
         variables = [variable for _, variable in pairs]
         with tf.control_dependencies([] if updated is None else [updated]):
@@ -359,6 +362,11 @@ class ALSOptimizerRMSProp(_FusedALSOptimizer):
     def _rescale_slots(self, variables: List[Any], ratio: Any) -> List[Any]:
         means = {"rms": 2, "mg": 1} if self._opt.centered else {"rms": 2}
         return self._rescale(variables, ratio, **means)
+
+
+def _is_from_float16(gradient: Any, variable: Any) -> bool:
+    """Whether a gradient was computed in float16. With mixed precision the variable is float32, but not the layer."""
+    return tf.float16 in (gradient.dtype, variable.dtype) or hasattr(variable, "true_dtype")
 
 
 def _saturated(gradient: Any) -> Any:

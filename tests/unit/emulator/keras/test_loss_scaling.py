@@ -49,6 +49,17 @@ def test_a_gradient_that_has_overflowed_counts_as_the_largest_number():
     np.testing.assert_array_equal(als.histogram.numpy(), [1, 3])
 
 
+def test_only_what_was_computed_in_float16_saturates():
+    als = optimizers.ALSOptimizer(v2.SGD(1.0))
+    single = tf.Variable([0.0, 0.0])
+    mixed = tf.keras.layers.Dense(2, dtype="mixed_float16", use_bias=False, kernel_initializer="zeros")
+    mixed.build((None, 1))
+    overflowed = tf.constant([np.inf, np.nan])
+    als.apply_gradients([(overflowed, single), (overflowed[tf.newaxis], mixed.kernel)])
+    np.testing.assert_array_equal(single.numpy(), [-np.inf, np.nan])
+    np.testing.assert_array_equal(mixed.get_weights()[0], [[-65504.0, 0.0]])
+
+
 @pytest.mark.parametrize("rule", ["own sgd", "own adam", "own rmsprop", "own centered"])
 def test_float16_variables_are_updated_in_float32_arithmetic(rule):
     gradients = np.random.RandomState(6).uniform(-1, 1, (6, 3)).astype("float16")

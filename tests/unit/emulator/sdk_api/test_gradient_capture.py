@@ -188,6 +188,18 @@ def test_minimize_counts_what_a_capturing_tape_captures_and_the_tape_returns_it(
     np.testing.assert_array_equal(als.histogram.numpy(), [48, 0])
 
 
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 4), (2, 2)])
+def test_fit_counts_the_captured_gradients_of_all_micro_batches_and_replicas(scope, replicas, accumulation):
+    with scope(replicas).scope():
+        model = make_model(dtype="float16")
+        als = keras_optimizers.ALSOptimizer(v2.SGD(0.01), update_frequency=100, captured_grads_only=True)
+        model.set_gradient_accumulation_options(accumulation)
+        model.compile(als, "mse", steps_per_execution=4)
+        model.fit(X.astype("float16"), X[:, :1].astype("float16"), batch_size=2, verbose=0)
+    np.testing.assert_array_equal(als.histogram.numpy(), [16 * 3, 0])
+    assert als.update_counter.numpy() == 8 // replicas // accumulation
+
+
 def test_a_global_step_counts_the_updates():
     step = tf.Variable(5, dtype=tf.int64)
     variable = tf.Variable([1.0])
