@@ -90,19 +90,22 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
     """Returns the function of an execution that evaluates."""
 
     def test(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
-        def step(number: Any) -> Any:
+        def step(number: Any) -> List[Any]:
             with replica_metrics.of_replica(number):
-                return call_as_replica(model, model.test_step, next(iterator))
-
-        def run(number: Any) -> List[Any]:
-            step(number)
+                call_as_replica(model, model.test_step, next(iterator))
             return []
+
+        def own_step(number: Any) -> Dict[str, Any]:
+            with replica_metrics.of_replica(number) as reported:
+                logs = call_as_replica(model, model.test_step, next(iterator))
+                reported.update({name: tf.convert_to_tensor(value) for name, value in logs.items()})
+            return reported
 
         model._test_counter.assign_add(shape.steps)
         count = shape.steps * replica_metrics.slices
         if type(model).test_step is not tf.keras.Model.test_step:
-            return _returned_logs(model, replica_metrics, count, step)
-        graph_loops.repeat(count, run, in_flight=graph_loops.IN_FLIGHT)
+            return _returned_logs(model, replica_metrics, count, own_step)
+        graph_loops.repeat(count, step, in_flight=graph_loops.IN_FLIGHT)
         return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
 
     return _Execution(model, shape, test, "test_step")
@@ -230,7 +233,7 @@ def _returned_logs(model: Any, replica_metrics: ReplicaMetrics, count: int, step
 
     They need not be metrics, so the mean over the instances is taken of them.
     """
-    first = {name: tf.convert_to_tensor(value) for name, value in step(tf.constant(0)).items()}
+    first = step(tf.constant(0))
     steps = [value[tf.newaxis] for value in tf.nest.flatten(first)]
     if count > 1:
         steps = [tf.concat(parts, axis=0) for parts in zip(steps, graph_loops.stack(count - 1, step, first))]

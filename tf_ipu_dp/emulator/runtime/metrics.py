@@ -34,8 +34,11 @@ class ReplicaMetrics:
                 self._bank(variable)
 
     @contextlib.contextmanager
-    def of_replica(self, number: Any) -> Iterator[None]:
-        """Inside, operations are traced for one replica, with its own metrics."""
+    def of_replica(self, number: Any) -> Iterator[Dict[str, Any]]:
+        """Inside, operations are traced for one replica, with its own metrics.
+
+        What is put into the dictionary is reported of this step in place of the metrics.
+        """
         program = replicas.current()
         assert program is not None
         replica = tf.cast(number, tf.int32) % self.slices
@@ -43,16 +46,17 @@ class ReplicaMetrics:
         for variable, bank in banks:
             variable.assign(tf.gather(bank, replica))
         inner = program if self.concurrent else dataclasses.replace(program, index=lambda: replica)
+        logs: Dict[str, Any] = {}
         try:
             with replicas.traced_as(inner):
-                yield
+                yield logs
         finally:
             program.needs_collectives |= inner.needs_collectives
             program.random_ops = inner.random_ops
         for variable, bank in banks:
             bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
         if self._shape.each_step:
-            step_logs(self._model).enqueue(metric_results(self._model))
+            step_logs(self._model).enqueue(logs or metric_results(self._model))
 
     def contribution(self) -> Contribution:
         """Returns what `logs` needs from all replicas and instances."""

@@ -168,6 +168,24 @@ def test_what_an_own_test_step_returns_need_not_be_a_metric(scope, replicas, met
     np.testing.assert_allclose(logs["largest"], reduced(largest), rtol=1e-6)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_asynchronous_callbacks_get_what_an_own_test_step_returns(scope, replicas):
+    class Own(tf.keras.Sequential):
+        def test_step(self, data):
+            return {"first": data[1][0, 0]}
+
+    told = []
+    tell = tf.keras.callbacks.LambdaCallback()
+    tell.on_test_batch_end = lambda batch, logs: told.append((batch, logs["first"]))
+    with scope(replicas).scope():
+        model = Own([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile("sgd", "mse", steps_per_execution=4)
+        model.set_asynchronous_callbacks(True)
+        model.evaluate(dataset(), verbose=0, callbacks=[tell])
+    assert [batch for batch, _ in told] == [step for step in range(8 // replicas) for _ in range(replicas)]
+    np.testing.assert_allclose([first for _, first in told], Y[::MICRO, 0], rtol=1e-6)
+
+
 def test_a_minimize_that_does_not_apply_through_the_optimizer_is_refused_on_several_replicas(scope):
     class Direct(v2.SGD):
         def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
