@@ -97,16 +97,18 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
 
         def own_step(number: Any) -> Dict[str, Any]:
             with replica_metrics.of_replica(number) as reported:
-                logs = call_as_replica(model, model.test_step, next(iterator))
-                reported.update({name: tf.convert_to_tensor(value) for name, value in logs.items()})
+                returned = call_as_replica(model, model.test_step, next(iterator))
+                reported.update({name: tf.convert_to_tensor(value) for name, value in returned.items()})
             return reported
 
-        model._test_counter.assign_add(shape.steps)
         count = shape.steps * replica_metrics.slices
-        if type(model).test_step is not tf.keras.Model.test_step:
-            return _returned_logs(model, replica_metrics, count, own_step)
-        graph_loops.repeat(count, step, in_flight=graph_loops.IN_FLIGHT)
-        return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+        if type(model).test_step is tf.keras.Model.test_step:
+            graph_loops.repeat(count, step, in_flight=graph_loops.IN_FLIGHT)
+            logs = replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+        else:
+            logs = _returned_logs(model, replica_metrics, count, own_step)
+        model._test_counter.assign_add(shape.steps)
+        return logs
 
     return _Execution(model, shape, test, "test_step")
 

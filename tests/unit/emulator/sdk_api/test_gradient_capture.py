@@ -286,3 +286,24 @@ def test_what_cannot_capture_is_refused():
         pipelining_ops.OptimizerFunctionOutput(optimizer, loss, gradient_capture_context=tf.GradientTape())
     with pytest.raises(TypeError, match="captured_gradient_outfeed"):
         pipelining_ops.OptimizerFunctionOutput(optimizer, loss, captured_gradient_outfeed=[])
+
+
+def test_a_pipeline_that_captures_nothing_has_nothing_to_send(scope):
+    scope(1)
+    weight = tf.Variable(1.0)
+    captured, losses = ipu_outfeed_queue.IPUOutfeedQueue(), ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def optimize(loss):
+        return pipelining_ops.OptimizerFunctionOutput(
+            v2.SGD(0.1), loss, variables=[weight], captured_gradient_outfeed=captured
+        )
+
+    @tf.function(autograph=False)
+    def program():
+        pipelining_ops.pipeline(
+            [lambda: weight * 2, lambda x: x * x], 4, outfeed_queue=losses, optimizer_function=optimize,
+            pipeline_schedule=pipelining_ops.PipelineSchedule.Sequential, device_mapping=[0, 0],
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match="captured_gradient_outfeed has nothing to send"):
+        program()
