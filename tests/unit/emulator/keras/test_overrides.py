@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
+
 v2 = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
 RNG = np.random.RandomState(2)
 X = RNG.randn(32, 4).astype("float32")
@@ -166,6 +168,21 @@ def test_what_an_own_test_step_returns_need_not_be_a_metric(scope, replicas, met
     np.testing.assert_allclose(logs["first"], reduced([Y[MICRO * end, 0] for end in ends]), rtol=1e-6)
     largest = [X[MICRO * end : MICRO * (end + 1)].max() for end in ends]
     np.testing.assert_allclose(logs["largest"], reduced(largest), rtol=1e-6)
+
+
+def test_an_own_test_step_may_use_values_of_the_other_replicas(scope):
+    class Own(tf.keras.Sequential):
+        def test_step(self, data):
+            first = data[1][0, 0]
+            return {"sum": cross_replica_ops.cross_replica_sum(first), "first": first}
+
+    with scope(2).scope():
+        model = Own([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile("sgd", "mse", steps_per_execution=2)
+        model.set_replication_options("MEAN")
+        logs = model.evaluate(dataset(), verbose=0, return_dict=True)
+    last = Y[[MICRO * 6, MICRO * 7], 0]
+    np.testing.assert_allclose([logs["sum"], logs["first"]], [last.sum(), last.mean()], rtol=1e-5)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
