@@ -94,7 +94,7 @@ PATCHES: Tuple[Patch, ...] = (
     Patch(
         "batch normalisation",
         "tensorflow.python.ops.gen_nn_ops.fused_batch_norm_v3",
-        "groups of replicas share batch statistics if the configuration asks for it",
+        "groups of replicas share batch statistics if the configuration asks for it, and its parameters may be float16",
         _ON_STRATEGY,
         "tf_ipu_dp.emulator.runtime.batch_norm",
     ),
@@ -121,7 +121,7 @@ PATCHES: Tuple[Patch, ...] = (
     ),
     Patch(
         "keras models",
-        "methods of tf.keras.Model: fit, evaluate, predict, their functions, and the SDK's additional ones",
+        "methods of tf.keras.Model: compile, fit, evaluate, predict, their functions, and the SDK's additional ones",
         "models made in the scope of an IPU strategy are replicated, accumulated and pipelined",
         _ON_KERAS_STRATEGY,
         "tf_ipu_dp.emulator.keras.models",

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Optional
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.keras.loss_scaling import ALSOptimizer
-from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, deserialize, serializable
+from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, Pairs, deserialize, serializable
 from tf_ipu_dp.emulator.runtime.accumulation import Window
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 
@@ -48,16 +48,19 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     ) -> Any:
         """Accumulates the gradients of a micro batch; with the last one the wrapped optimizer updates."""
         pairs = self._sum_over_replicas(grads_and_vars, experimental_aggregate_gradients)
+        return self._accumulate(pairs, name, experimental_aggregate_gradients)
+
+    def _accumulate(self, pairs: Pairs, name: Optional[str], aggregate: bool, global_step: Any = None) -> Any:
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
         scaling = self._opt if isinstance(self._opt, ALSOptimizer) else None
         if scaling:
             # Now rather than at the update: the accumulators may be of another type than the gradients.
-            scaling._count_gradients(gradients, experimental_aggregate_gradients)
+            scaling._count_gradients(gradients, aggregate)
 
         def update(reduced: List[Any]) -> Any:
             if scaling:
-                return scaling._update(list(zip(reduced, variables)), name)
+                return scaling._update(list(zip(reduced, variables)), name, global_step)
             return self._opt.apply_gradients(
                 list(zip(reduced, variables)), name=name, experimental_aggregate_gradients=False
             )
@@ -104,6 +107,22 @@ class ALSGradientAccumulationOptimizer(GradientAccumulationOptimizer):
             reduction_method,
             name,
         )
+
+    def apply_gradients(  # type: ignore[override] # the SDK's order of arguments
+        self,
+        grads_and_vars: Iterable[Any],
+        captured_grads: Optional[Dict[str, Any]] = None,
+        global_step: Any = None,
+        name: Optional[str] = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
+        """Accumulates the gradients of a micro batch; with the last one the ALS optimizer updates.
+
+        `captured_grads` are counted with every micro batch; `global_step` counts updates.
+        """
+        self._opt._count_captured(captured_grads)
+        pairs = self._sum_over_replicas(grads_and_vars, experimental_aggregate_gradients)
+        return self._accumulate(pairs, name, experimental_aggregate_gradients, global_step)
 
     @classmethod
     def from_config(cls, config: Dict[str, Any], custom_objects: Any = None) -> Any:

@@ -7,8 +7,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras.gradient_capture import recording
-from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, Pairs, serializable, v2
+from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, Pairs, serializable
+from tf_ipu_dp.emulator.keras.scaled_rules import ScaledAdam, ScaledRMSprop, ScaledSGD
+from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 
 _SETTINGS = (
     "initial_loss_scaling_factor",
@@ -41,6 +42,18 @@ def _read_only(name: str, read: Callable[[Any], Any]) -> property:
     return property(read, refuse)
 
 
+class _CountingContext(GradientCaptureContext):
+    """Counts captured gradients where they are computed, which may be in a graph within the optimizer's."""
+
+    def __init__(self, count: Callable[[List[Any]], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def capture(self, tag: str, gradients: Any) -> None:
+        """Counts gradients."""
+        self._count(tf.nest.flatten(gradients))
+
+
 @serializable
 class ALSOptimizer(OptimizerWrapper):
     """Scales the loss by a factor that follows the size of the gradients, and undoes it before `opt` updates.
@@ -48,7 +61,8 @@ class ALSOptimizer(OptimizerWrapper):
     The factor is halved (by `increase_factor`) when too large a share of the float16 gradients is above
     `histogram_bin_edge`, and doubled otherwise, once in `update_frequency` + 1 updates (each time if that is 1). Other
     gradients than float16 are not counted. `minimize` scales the loss; with your own tape, compute the gradients of
-    `get_scaled_loss(loss)`.
+    `get_scaled_loss(loss)`. Gradients that are captured (`keras.ipu.layers`) are counted too: `minimize` finds them, to
+    `apply_gradients` they are given as `captured_grads`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 the SDK's arguments
@@ -106,16 +120,25 @@ class ALSOptimizer(OptimizerWrapper):
 
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
         """Returns the gradients of the scaled loss, in a graph of TF1."""
-        with recording(self._capture):
-            return super().get_gradients(self.get_scaled_loss(loss), params)
+        return super().get_gradients(self.get_scaled_loss(loss), params)
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[Any], name: Optional[str] = None, experimental_aggregate_gradients: bool = True
+        self,
+        grads_and_vars: Iterable[Any],
+        captured_grads: Optional[Dict[str, Any]] = None,
+        global_step: Any = None,
+        name: Optional[str] = None,
+        experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Updates with the gradients of a scaled loss, and adjusts the factor when that is due."""
+        """Updates with the gradients of a scaled loss, and adjusts the factor when that is due.
+
+        `captured_grads` are counted like the gradients, or in place of them with `captured_grads_only`. `global_step`
+        is a variable to which each update adds one.
+        """
+        self._count_captured(captured_grads)
         pairs = self._sum_over_replicas(grads_and_vars, experimental_aggregate_gradients)
         self._count_gradients([gradient for gradient, _ in pairs], experimental_aggregate_gradients)
-        return self._update(pairs, name)
+        return self._update(pairs, name, global_step)
 
     def reset(self) -> None:
         """Resets the factor and the statistics."""
@@ -140,13 +163,17 @@ class ALSOptimizer(OptimizerWrapper):
         return self.get_scaled_loss(super()._transform_loss(loss))
 
     def _get_gradients(self, tape: Any, loss: Any, var_list: Any, grad_loss: Any = None) -> Pairs:
-        with recording(self._capture):
+        with _CountingContext(self._capture):
             return super()._get_gradients(tape, loss, var_list, grad_loss)
 
-    def _capture(self, gradient: Any) -> None:
-        """Counts a gradient that one of `keras.ipu.layers` has captured."""
+    def _count_captured(self, captured_grads: Optional[Dict[str, Any]]) -> None:
+        if captured_grads:
+            self._capture(tf.nest.flatten(captured_grads))
+
+    def _capture(self, gradients: List[Any]) -> None:
+        """Counts gradients that were captured."""
         self._captures = True
-        self._captured.assign_add(self._count([gradient]))
+        self._captured.assign_add(self._count(gradients))
 
     def _count(self, gradients: List[Any]) -> Any:
         """Returns how many entries of the float16 gradients are below and above the edge. NaN is above."""
@@ -176,8 +203,12 @@ class ALSOptimizer(OptimizerWrapper):
         else:
             self._histogram.assign(counts)
 
-    def _update(self, pairs: Pairs, name: Optional[str]) -> Any:
+    def _update(self, pairs: Pairs, name: Optional[str], global_step: Any = None) -> Any:
         """Updates through the wrapped optimizer, and adjusts the factor when that is due."""
+        pairs = [
+            (_saturated(gradient) if _is_from_float16(gradient, variable) else gradient, variable)
+            for gradient, variable in pairs
+        ]
         updated = self._opt.apply_gradients(self._unscaled(pairs), name=name, experimental_aggregate_gradients=False)
         variables = [variable for _, variable in pairs]
         with tf.control_dependencies([] if updated is None else [updated]):
@@ -186,7 +217,10 @@ class ALSOptimizer(OptimizerWrapper):
             adjusted = tf.cond(is_due, lambda: self._adjust_factor(variables), lambda: tf.constant(0))
             with tf.control_dependencies([adjusted]):
                 next_counter = tf.where(is_due, tf.zeros_like(counter), counter + 1)
-                return tf.group(self._counter.assign(next_counter, read_value=False))
+                operations = [self._counter.assign(next_counter, read_value=False)]
+                if global_step is not None:
+                    operations.append(global_step.assign_add(1, read_value=False))
+                return tf.group(*operations)
 
     def _unscaled(self, pairs: Pairs) -> Pairs:
         return [(gradient / tf.cast(self._factor, gradient.dtype), variable) for gradient, variable in pairs]
@@ -246,30 +280,6 @@ class _FusedALSOptimizer(ALSOptimizer):
         return [slot.assign(slot * tf.cast(ratio, slot.dtype) ** power) for slot, power in slots]
 
 
-class _ScaledSGD(v2.SGD):  # type: ignore[misc]
-    """The velocity is rate times gradient, so dividing the rate by the factor is enough."""
-
-    def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
-        super()._prepare_local(var_device, var_dtype, apply_state)
-        apply_state[(var_device, var_dtype)]["lr_t"] /= self.scale(var_dtype)
-
-
-class _ScaledAdam(v2.Adam):  # type: ignore[misc]
-    """The moments contain the factor and its square. Epsilon is added outside the root, so it is scaled too."""
-
-    def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
-        super()._prepare_local(var_device, var_dtype, apply_state)
-        apply_state[(var_device, var_dtype)]["epsilon"] *= self.scale(var_dtype)
-
-
-class _ScaledRMSprop(v2.RMSprop):  # type: ignore[misc]
-    """The mean square contains the factor's square. Keras adds epsilon under the root if there is momentum."""
-
-    def _prepare_local(self, var_device: Any, var_dtype: Any, apply_state: Any) -> None:
-        super()._prepare_local(var_device, var_dtype, apply_state)
-        apply_state[(var_device, var_dtype)]["epsilon"] *= self.scale(var_dtype) ** (2 if self._momentum else 1)
-
-
 @serializable
 class ALSOptimizerSGD(_FusedALSOptimizer):
     """Gradient descent with optional momentum, and automatic loss scaling."""
@@ -291,7 +301,7 @@ class ALSOptimizerSGD(_FusedALSOptimizer):
         histogram_bin_edge: float = 2**13,
         name: str = "ALSOptimizerSGD",
     ) -> None:
-        super().__init__(_ScaledSGD(learning_rate, momentum), locals())
+        super().__init__(ScaledSGD(learning_rate, momentum), locals())
 
 
 @serializable
@@ -317,7 +327,7 @@ class ALSOptimizerAdam(_FusedALSOptimizer):
         histogram_bin_edge: float = 2**13,
         name: str = "ALSOptimizerAdam",
     ) -> None:
-        super().__init__(_ScaledAdam(learning_rate, beta_1, beta_2, epsilon), locals())
+        super().__init__(ScaledAdam(learning_rate, beta_1, beta_2, epsilon), locals())
 
     def _rescale_slots(self, variables: List[Any], ratio: Any) -> List[Any]:
         return self._rescale(variables, ratio, m=1, v=2)
@@ -347,11 +357,27 @@ class ALSOptimizerRMSProp(_FusedALSOptimizer):
         histogram_bin_edge: float = 2**13,
         name: str = "ALSOptimizerRMSProp",
     ) -> None:
-        super().__init__(_ScaledRMSprop(learning_rate, rho, momentum, epsilon, centered), locals())
+        super().__init__(ScaledRMSprop(learning_rate, rho, momentum, epsilon, centered), locals())
 
     def _rescale_slots(self, variables: List[Any], ratio: Any) -> List[Any]:
         means = {"rms": 2, "mg": 1} if self._opt.centered else {"rms": 2}
         return self._rescale(variables, ratio, **means)
+
+
+def _is_from_float16(gradient: Any, variable: Any) -> bool:
+    """Whether a gradient was computed in float16. With mixed precision the variable is float32, but not the layer."""
+    return tf.float16 in (gradient.dtype, variable.dtype) or hasattr(variable, "true_dtype")
+
+
+def _saturated(gradient: Any) -> Any:
+    """Returns the gradient as the device would have it where float16 has overflowed.
+
+    There a number stays at the largest one. On a host it has become infinite, and what was computed of it NaN, which
+    the device does not get to.
+    """
+    largest = tf.cast(tf.float16.max, gradient.dtype)
+    limited = tf.where(tf.math.is_inf(gradient), tf.sign(gradient) * largest, gradient)
+    return tf.where(tf.math.is_nan(gradient), tf.zeros_like(gradient), limited)
 
 
 def _check(settings: Dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import tensorflow as tf
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.keras import pipelines, saved_options
+from tf_ipu_dp.emulator.keras import overrides, pipelines, saved_options
 from tf_ipu_dp.emulator.keras.model_options import ReplicatedMetricReductionMethod, is_on_ipu, options_of, pipelining_of
 from tf_ipu_dp.emulator.keras.replica_data import (
     ReplicaData,
@@ -27,6 +27,7 @@ from tf_ipu_dp.emulator.keras.replica_data import (
     steps_per_execution,
 )
 from tf_ipu_dp.emulator.keras.step_callbacks import StepCallbacks, reports_each_step
+from tf_ipu_dp.emulator.keras.tensorboard import RecordedExecution
 from tf_ipu_dp.emulator.runtime import batch_norm, execution, instances, metrics, model_building, random_numbers
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
@@ -38,14 +39,6 @@ _SHAPES = "_ipu_emulator_shapes"
 _REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
 _REFUSED_INFEED_ARGUMENTS = ("dataset", "infeed_spec", "element_spec")
 _REFUSED_OUTFEED_ARGUMENTS = ("outfeed_mode", "device_ordinal")
-_OVERRIDES = (
-    "train_step",
-    "test_step",
-    "predict_step",
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-)
 _stock: Dict[str, Callable[..., Any]] = {}
 
 
@@ -72,6 +65,7 @@ def extend_keras() -> None:
         return
     model = tf.keras.Model
     replacements: Dict[str, Callable[..., Any]] = {
+        "compile": _compile,
         "fit": _fit,
         "evaluate": _evaluate,
         "predict": _predict,
@@ -168,6 +162,15 @@ def _accumulation(model: Any) -> int:
     return options_of(model).accumulation
 
 
+def _compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_on_ipu(self):
+        return _stock["compile"](self, *args, **kwargs)
+    given = _bind("compile", self, *args, **kwargs)
+    if tf.is_tensor(given["steps_per_execution"]):
+        given["steps_per_execution"] = int(given["steps_per_execution"])
+    return _stock["compile"](self, **given)
+
+
 def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not is_on_ipu(self):
         return _stock["fit"](self, x, y, *args, **kwargs)
@@ -233,7 +236,7 @@ def _run_without_training(name: str, model: Any, given: Dict[str, Any]) -> Any:
     given.update(x=data.dataset, batch_size=None, steps=data.steps)
     with _limit_execution(model, data.steps):
         _check_pipeline(model, data, training=False)
-        if reports_each_step(model):
+        if reports_each_step(model, predicts=name == "predict"):
             given["callbacks"] = StepCallbacks(model, given, data.steps)
         return _stock[name](model, **given)
 
@@ -276,8 +279,11 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     shape = _execution_shape(
         self, accumulation=_accumulation(self), mean=method is not Method.SUM, each_step=reports_each_step(self)
     )
-    self.train_function = _cached(self, "train", shape, force, self.train_function, execution.make_train_function)
-    self.train_tf_function = self.train_function
+
+    def make(model: Any, shape: Shape) -> Callable[[Any], Any]:
+        return RecordedExecution(model, execution.make_train_function(model, shape))
+
+    self.train_function = _cached(self, "train", shape, force, self.train_function, make)
     return self.train_function
 
 
@@ -322,16 +328,9 @@ def _cached(model: Any, name: str, shape: Shape, force: bool, existing: Any, mak
 def _check_model(model: Any, training: bool) -> None:
     if model.run_eagerly:
         raise RuntimeError("run_eagerly=True cannot be used with an IPU strategy.")
-    for name in _OVERRIDES:
-        method = getattr(type(model), name)
-        if method is not getattr(tf.keras.Model, name):
-            raise RuntimeError(f"{type(model).__name__} overrides {name}, which an IPU strategy does not support.")
+    overrides.check_model(model)
     if training and (pipelines.is_pipelined(model) or options_of(model).accumulation > 1):
-        minimize = getattr(type(model.optimizer), "minimize", None)
-        if minimize is not None and minimize.__module__.split(".")[0] not in ("keras", "tensorflow", "tf_ipu_dp"):
-            raise ValueError(
-                f"{type(model.optimizer).__name__} overrides minimize, which cannot be used with accumulated gradients."
-            )
+        overrides.check_optimizer(model.optimizer)
     pipelines.check_before_run(model, training)
 
 

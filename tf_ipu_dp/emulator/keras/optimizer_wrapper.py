@@ -7,7 +7,8 @@ summed over the replicas first, then accumulated and unscaled, and the wrapped o
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Tuple, Type
+import functools
+from typing import Any, Callable, Dict, Iterable, List, Tuple, Type
 
 import tensorflow as tf
 
@@ -29,6 +30,17 @@ def deserialize(config: Dict[str, Any], custom_objects: Any) -> Any:
     return tf.keras.optimizers.deserialize(config, custom_objects={**_serializable, **(custom_objects or {})})
 
 
+def creator_with_dtype(dtype: Any) -> Callable[..., Any]:
+    """Returns a variable creator that replaces the type: Keras gives a slot its variable's."""
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        value = kwargs["initial_value"]
+        kwargs["initial_value"] = functools.partial(value, dtype=dtype) if callable(value) else tf.cast(value, dtype)
+        return next_creator(**{**kwargs, "dtype": dtype})
+
+    return create
+
+
 class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
     """Behaves like the optimizer that it wraps."""
 
@@ -47,7 +59,10 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = vars(self).get("_opt")
-        if wrapped is not None and name in ("lr", "learning_rate", *getattr(wrapped, "_hyper", ())):
+        hyper = ("lr", "learning_rate", *getattr(wrapped, "_hyper", ()))
+        # Properties too: those of a wrapped ALSOptimizer can be changed, or cannot, through what wraps it.
+        is_property = isinstance(getattr(type(wrapped), name, None), property) and not hasattr(type(self), name)
+        if wrapped is not None and (name in hyper or is_property):
             setattr(wrapped, name, value)
         else:
             super().__setattr__(name, value)
@@ -73,6 +88,10 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
         """Returns the gradients, in a graph of TF1."""
         return self._opt.get_gradients(loss, params)
+
+    def preprocess_gradients(self, x: Tuple[Any, Any]) -> Tuple[Any, Any]:
+        """Returns a pair of gradient and variable as it goes into the sum over replicas; subclasses may change it."""
+        return x
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments that make the same optimizer."""
@@ -112,7 +131,7 @@ class OptimizerWrapper(v2.Optimizer):  # type: ignore[misc]
 
     def _sum_over_replicas(self, grads_and_vars: Iterable[Any], aggregate: bool) -> Pairs:
         """Returns the pairs that have a gradient, dense and, if `aggregate` is set, summed over the replicas."""
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        pairs = [self.preprocess_gradients(pair) for pair in grads_and_vars if pair[0] is not None]
         if not pairs:
             raise ValueError("No gradients provided for any variable.")
         if tf.distribute.in_cross_replica_context():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import logging
+import math
 import sys
 from typing import Any, Callable, Optional
 
@@ -29,17 +30,18 @@ def shard_over_replicas(
     x: Any,
     y: Any,
     sample_weight: Any,
-    batch_size: Optional[int],
-    steps: Optional[int],
+    batch_size: Any,
+    steps: Any,
     shuffle: Any = False,
     class_weight: Any = None,
 ) -> ReplicaData:
     """Converts the data of `fit`, `evaluate` or `predict` to micro batches that the local replicas read in turn.
 
-    `steps` counts the micro batches of all local replicas.
+    `steps` counts the micro batches of all local replicas. It may be a tensor, and so may `batch_size`.
     """
     adapters = data_adapter()
-    dataset = _as_dataset(adapters, x, y, sample_weight, batch_size, shuffle)
+    batch_size, steps = (None if given is None else int(given) for given in (batch_size, steps))
+    dataset = _as_dataset(adapters, x, y, sample_weight, batch_size, steps, shuffle)
     if class_weight:
         dataset = dataset.map(adapters._make_class_weight_map_fn(class_weight))
     if any(spec.dtype == tf.float64 for spec in tf.nest.flatten(dataset.element_spec)):
@@ -102,7 +104,9 @@ def data_adapter() -> Any:
     return sys.modules[tf.keras.Model.__module__].data_adapter
 
 
-def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: Optional[int], shuffle: Any) -> Any:
+def _as_dataset(
+    adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: Optional[int], steps: Optional[int], shuffle: Any
+) -> Any:
     if isinstance(x, tf.data.Dataset):
         return x
     if isinstance(x, (collections.abc.Iterator, tf.keras.utils.Sequence)) or callable(x):
@@ -110,12 +114,13 @@ def _as_dataset(adapters: Any, x: Any, y: Any, sample_weight: Any, batch_size: O
             "Python generators and Sequences cannot be used with an IPU strategy: use a tf.data.Dataset, whose length "
             "and shapes are known."
         )
-    batch = batch_size or 32
     kind = adapters.select_data_adapter(x, y)
     if kind is adapters.ListsOfScalarsDataAdapter:
         x, y, sample_weight = (None if part is None else np.asarray(part) for part in (x, y, sample_weight))
         kind = adapters.select_data_adapter(x, y)
     samples = {int(tensor.shape[0]) for tensor in tf.nest.flatten((x, y, sample_weight)) if tensor is not None}
+    # As Keras derives it.
+    batch = batch_size or (math.ceil(max(samples) / steps) if steps else 32)
     if len(samples) == 1 and next(iter(samples)) % batch:
         raise ValueError(
             f"{next(iter(samples))} samples do not fill batches of {batch}: the last batch would be a partial one."

@@ -12,9 +12,12 @@ from tf_ipu_dp.emulator.keras.replica_data import local_replicas
 from tf_ipu_dp.emulator.runtime import metrics
 
 
-def reports_each_step(model: Any) -> bool:
-    """Whether callbacks are called for every step, in place of once per execution."""
-    accumulates = pipelines.is_pipelined(model) and pipelining_of(model).accumulate_outfeed
+def reports_each_step(model: Any, predicts: bool = False) -> bool:
+    """Whether callbacks are called for every step, in place of once per execution.
+
+    A pipeline that accumulates its outputs has none for single steps. Predictions are never accumulated.
+    """
+    accumulates = pipelines.is_pipelined(model) and pipelining_of(model).accumulate_outfeed and not predicts
     return options_of(model).asynchronous and not accumulates
 
 

@@ -1,7 +1,9 @@
-"""Batch statistics that groups of replicas share, as `distributed_batch_norm_replica_group_size` asks.
+"""Fused batch normalisation, which `tf.nn.fused_batch_norm` and Keras' layer on images use, as the device has it.
 
-As in the SDK this is about fused batch normalisation in training: `tf.nn.fused_batch_norm`, and Keras' layer on images.
-Groups of consecutive replicas may reach over instances. Without groups nothing changes.
+- In training, groups of replicas share their batch statistics, as `distributed_batch_norm_replica_group_size` asks.
+  Groups of consecutive replicas may reach over instances. Without groups nothing changes.
+- Scale, offset and statistics may be float16, as 16.16 training has them. TensorFlow's kernel takes these in float32
+  only. So they are converted around it, which is also how the device computes statistics of float16 inputs.
 """
 
 from __future__ import annotations
@@ -53,6 +55,12 @@ def _fused_batch_norm(  # noqa: PLR0913, PLR0917 the arguments of the stock oper
     is_training: bool = True,
     name: Any = None,
 ) -> Any:
+    if tf.convert_to_tensor(scale).dtype == tf.float16:
+        scale, offset, mean, variance = (tf.cast(each, tf.float32) for each in (scale, offset, mean, variance))
+        y, batch_mean, batch_variance, *others = _fused_batch_norm(
+            x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training, name
+        )
+        return y, tf.cast(batch_mean, tf.float16), tf.cast(batch_variance, tf.float16), *others
     group = _group_size() if replicas.current() is not None else 1
     if group == 1 or not is_training:
         return _stock[0](x, scale, offset, mean, variance, epsilon, exponential_avg_factor, data_format, is_training,

@@ -17,7 +17,7 @@ except ImportError:  # before TensorFlow 2.11
     function_context = None
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.runtime import feeds, instances, random_numbers, replicas
+from tf_ipu_dp.emulator.runtime import batch_norm, feeds, instances, random_numbers, replicas
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
@@ -109,6 +109,7 @@ def run_computation(computation: Callable[..., Any], tensors: List[Any], ipus: i
     if ipus > 1:
         random_numbers.extend_tensorflow()
         feeds.extend_tensorflow()
+        batch_norm.extend_tensorflow()
         extend_tensorflow()
 
     def trace(program: replicas.Program) -> _CompiledProgram:

@@ -17,6 +17,7 @@ from tf_ipu_dp.emulator.runtime import (
     feeds,
     gradient_reduction,
     graph_loops,
+    instances,
     metrics,
     model_building,
     model_strategy,
@@ -25,6 +26,7 @@ from tf_ipu_dp.emulator.runtime import (
 )
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
 from tf_ipu_dp.emulator.runtime.model_strategy import call_as_replica
 from tf_ipu_dp.emulator.runtime.moving_statistics import InstanceStatistics, MovingStatistics
@@ -49,9 +51,10 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
             with feeds.overlapping(after):
                 micro_batch = next(iterator)
-            with replica_metrics.of_replica(replica):
+            with replica_metrics.of_replica(replica), GradientCaptureContext():
+                accumulated = shape.accumulation > 1
                 return call_as_replica(
-                    model, lambda data: gradient_reduction.micro_batch_gradients(model, data), micro_batch
+                    model, lambda data: gradient_reduction.micro_batch_gradients(model, data, accumulated), micro_batch
                 )
 
         def accumulate() -> gradient_reduction.Contribution:
@@ -94,9 +97,20 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
                 call_as_replica(model, model.test_step, next(iterator))
             return []
 
-        graph_loops.repeat(shape.steps * replica_metrics.slices, step, in_flight=graph_loops.IN_FLIGHT)
+        def own_step(number: Any) -> Dict[str, Any]:
+            with replica_metrics.of_replica(number) as reported:
+                returned = call_as_replica(model, model.test_step, next(iterator))
+                reported.update({name: tf.convert_to_tensor(value) for name, value in returned.items()})
+            return reported
+
+        count = shape.steps * replica_metrics.slices
+        if type(model).test_step is tf.keras.Model.test_step:
+            graph_loops.repeat(count, step, in_flight=graph_loops.IN_FLIGHT)
+            logs = replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+        else:
+            logs = _returned_logs(model, replica_metrics, count, own_step)
         model._test_counter.assign_add(shape.steps)
-        return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+        return logs
 
     return _Execution(model, shape, test, "test_step")
 
@@ -142,6 +156,11 @@ class _Execution:
         self._traced_for: Any = None
         self._concurrent: Any = None
         self._concrete: Any = None  # of the last compilation
+
+    @property
+    def traced(self) -> Any:
+        """The `tf.function` of time-sliced replicas, whose graph can be shown; None for concurrent ones."""
+        return self._sliced if self._concurrent is None else None
 
     def __call__(self, iterator: Any) -> Any:
         if not in_use or in_use[-1] is not iterator:
@@ -214,12 +233,34 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: 
 
     def update(number: Any) -> List[Any]:
         del number
-        with replica_metrics.of_replica(0):
+        with replica_metrics.of_replica(0), GradientCaptureContext():
             call_as_replica(model, model.train_step, next(iterator))
         model._train_counter.assign_add(1)
         return []
 
     graph_loops.repeat(shape.steps, update)
+
+
+def _returned_logs(model: Any, replica_metrics: ReplicaMetrics, count: int, step: Callable[[Any], Any]) -> Any:
+    """Returns the logs of steps that are the program's own: what the last step of each replica has returned.
+
+    They need not be metrics, so the mean over the instances is taken of them.
+    """
+    first = step(tf.constant(0))
+    steps = [value[tf.newaxis] for value in tf.nest.flatten(first)]
+    if count > 1:
+        steps = [tf.concat(parts, axis=0) for parts in zip(steps, graph_loops.stack(count - 1, step, first))]
+    last = [values[-replica_metrics.slices :] for values in steps]
+    if replica_metrics.concurrent:
+        own = gradient_reduction.Contribution(
+            [values[0] for values in last], lambda values: replica_metrics.reduce(tf.stack(values))
+        )
+    else:
+        own = gradient_reduction.Contribution([replica_metrics.reduce(values) for values in last])
+    (reduced,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "results", [own])
+    if model_strategy.spans_instances(model):
+        reduced = [value / tf.cast(instances.count(), value.dtype) for value in reduced]
+    return tf.nest.pack_sequence_as(first, reduced)
 
 
 def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any]:

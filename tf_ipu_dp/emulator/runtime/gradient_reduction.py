@@ -48,14 +48,18 @@ class StateOfReplicas(Protocol):
         """Assigns the variables their final values from those of all replicas."""
 
 
-def micro_batch_gradients(model: Any, data: Any) -> List[Any]:
-    """Runs the model's own training step on one micro batch without the update; returns dense gradients."""
-    catcher = _GradientCatcher(model.optimizer)
+def micro_batch_gradients(model: Any, data: Any, accumulated: bool) -> List[Any]:
+    """Runs the model's own training step on one micro batch without the update; returns dense gradients.
+
+    If they are `accumulated`, they are computed by Keras' own `minimize`, even if the optimizer inherits another one.
+    """
+    catcher = _GradientCatcher(model.optimizer, accumulated)
     with _replaced(model, "optimizer", catcher):
         model.train_step(data)
+    gradients = [catcher.gradients.get(variable.ref()) for variable in model.trainable_variables]
     return [
         tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, variable in zip(catcher.gradients, model.trainable_variables)
+        for gradient, variable in zip(gradients, model.trainable_variables)
     ]
 
 
@@ -220,25 +224,40 @@ def _is_deterministic() -> bool:
 class _GradientCatcher:
     """Replaces the optimizer during a forward and backward pass, and stores the gradients."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self.gradients: List[Any] = []
+    def __init__(self, optimizer: Any, accumulated: bool) -> None:
+        self._optimizer, self._accumulated = optimizer, accumulated
+        self.gradients: Dict[Any, Any] = {}  # by reference to the variable
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
         """Stores the gradients instead of applying them. Optimizers that scale the loss do so in here."""
-        compute = getattr(self._optimizer, "_compute_gradients", None) or self._optimizer.compute_gradients
-        self.gradients = [gradient for gradient, _ in compute(loss, var_list, tape=tape)]
+        minimize = _first_minimize(type(self._optimizer)) if self._accumulated else type(self._optimizer).minimize
+        with _replaced(self._optimizer, "apply_gradients", self._store):
+            minimize(self._optimizer, loss, var_list, tape=tape)
+        if not self.gradients:
+            raise NotImplementedError(
+                f"{type(self._optimizer).__name__}.minimize does not call self.apply_gradients, so the emulator cannot "
+                "sum its gradients over replicas. Call it, or use one replica."
+            )
+
+    def _store(self, grads_and_vars: Any, *unused: Any, **unused_by_name: Any) -> None:
+        self.gradients = {variable.ref(): gradient for gradient, variable in grads_and_vars}
+
+
+def _first_minimize(kind: Any) -> Any:
+    """Returns `minimize` of the first class of an optimizer's ancestors that has it."""
+    return next(vars(each)["minimize"] for each in reversed(kind.__mro__) if "minimize" in vars(each))
 
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute of a model without Keras' tracking of attributes."""
-    before = vars(owner)[name]
+    """Replaces an attribute of an object without Keras' tracking of attributes."""
+    before = {name: vars(owner)[name]} if name in vars(owner) else {}
     vars(owner)[name] = value
     try:
         yield
     finally:
-        vars(owner)[name] = before
+        del vars(owner)[name]
+        vars(owner).update(before)

@@ -34,8 +34,11 @@ class ReplicaMetrics:
                 self._bank(variable)
 
     @contextlib.contextmanager
-    def of_replica(self, number: Any) -> Iterator[None]:
-        """Inside, operations are traced for one replica, with its own metrics."""
+    def of_replica(self, number: Any) -> Iterator[Dict[str, Any]]:
+        """Inside, operations are traced for one replica, with its own metrics.
+
+        What is put into the dictionary is reported of this step in place of the metrics.
+        """
         program = replicas.current()
         assert program is not None
         replica = tf.cast(number, tf.int32) % self.slices
@@ -43,22 +46,23 @@ class ReplicaMetrics:
         for variable, bank in banks:
             variable.assign(tf.gather(bank, replica))
         inner = program if self.concurrent else dataclasses.replace(program, index=lambda: replica)
+        logs: Dict[str, Any] = {}
         try:
             with replicas.traced_as(inner):
-                yield
+                yield logs
         finally:
             program.needs_collectives |= inner.needs_collectives
             program.random_ops = inner.random_ops
         for variable, bank in banks:
             bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
         if self._shape.each_step:
-            step_logs(self._model).enqueue(metric_results(self._model))
+            step_logs(self._model).enqueue(logs or metric_results(self._model))
 
     def contribution(self) -> Contribution:
         """Returns what `logs` needs from all replicas and instances."""
         if self.concurrent:
             results = [tf.convert_to_tensor(value) for value in metric_results(self._model).values()]
-            return Contribution(results, lambda values: self._reduce(tf.stack(values)))
+            return Contribution(results, lambda values: self.reduce(tf.stack(values)))
         if self._shape.replicas > 1:
             return Contribution([self._bank(variable).read_value() for variable in self._variables()])
         spans_instances = model_strategy.spans_instances(self._model)
@@ -82,6 +86,14 @@ class ReplicaMetrics:
                 variable.assign(value)
         return logs
 
+    def reduce(self, values: Any) -> Any:
+        """Returns what is reported of the replicas' values, which are stacked."""
+        if self._shape.metrics == "LIST":
+            return values
+        if self._shape.metrics == "SUM":
+            return tf.reduce_sum(values, axis=0)
+        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
+
     def _logs_of_replicas(self, banks: Sequence[Any]) -> Dict[str, Any]:
         signature: Dict[str, Any] = {}
 
@@ -98,19 +110,12 @@ class ReplicaMetrics:
             return last
         numbers = tf.range(self._shape.replicas)
         of_all = tf.map_fn(results_of, numbers, fn_output_signature=signature, parallel_iterations=1)
-        return {name: self._reduce(values) for name, values in of_all.items()}
+        return {name: self.reduce(values) for name, values in of_all.items()}
 
     def _results_with(self, values: Sequence[Any]) -> Dict[str, Any]:
         for variable, value in zip(self._variables(), values):
             variable.assign(value)
         return {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
-
-    def _reduce(self, values: Any) -> Any:
-        if self._shape.metrics == "LIST":
-            return values
-        if self._shape.metrics == "SUM":
-            return tf.reduce_sum(values, axis=0)
-        return tf.reduce_mean(values, axis=0) if self._shape.metrics == "MEAN" else values[-1]
 
     def _variables(self) -> List[Any]:
         return [variable for metric in self._model.metrics for variable in metric.variables]

@@ -58,6 +58,7 @@ def build_optimizer(model: Any) -> None:
 def _make_slots(model: Any) -> None:
     """Makes the variables of a legacy optimizer. Made while tracing, they would cost a second tracing."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if model.built and hasattr(optimizer, "_create_all_weights"):
+    legacy = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
+    if model.built and isinstance(optimizer, legacy.Optimizer):  # not for a TF1 optimizer, which Keras wraps
         with model.distribute_strategy.scope(), tf.name_scope(optimizer._name):
             optimizer._create_all_weights(model.trainable_variables)

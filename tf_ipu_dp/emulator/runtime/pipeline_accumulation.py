@@ -27,13 +27,17 @@ class GradientAccumulation:
         vectors: List[Any],
         position: Any,
         gradients_and_variables: Sequence[Tuple[Any, Any]],
-        apply_gradients: Callable[[List[Any]], Any],
+        captured: Sequence[Any],
+        apply_gradients: Callable[[List[Any], List[Any]], Any],
     ) -> Tuple[List[Any], Any]:
-        """Returns the accumulators with one more micro batch, and the update, which happens with the last one."""
+        """Returns the accumulators with one more micro batch, and the update, which happens with the last one.
+
+        `captured` gradients are accumulated like those of variables.
+        """
         pairs = [(gradient, variable) for gradient, variable in gradients_and_variables if gradient is not None]
         gradients = [
-            tf.cast(tf.convert_to_tensor(gradient), accumulator_dtype(self._dtype, variable))
-            for gradient, variable in pairs
+            tf.cast(tf.convert_to_tensor(gradient), accumulator_dtype(self._dtype, like))
+            for gradient, like in (*pairs, *zip(captured, captured))
         ]
         reduced = [
             add_gradient(self._method, self._count, _accumulated_so_far(vector, arrived, position), arrived, position)
@@ -41,8 +45,8 @@ class GradientAccumulation:
         ]
 
         def update() -> Any:
-            reduced_gradients = _from_vectors(reduced, gradients)
-            applied = apply_gradients(list(zip(reduced_gradients, [variable for _, variable in pairs])))
+            tensors = _from_vectors(reduced, gradients)
+            applied = apply_gradients(list(zip(tensors, [variable for _, variable in pairs])), tensors[len(pairs) :])
             with tf.control_dependencies([applied] if isinstance(applied, (tf.Operation, tf.Tensor)) else []):
                 return tf.constant(0)
 

@@ -15,7 +15,6 @@ from tf_ipu_dp.emulator.sdk_api.ipu.ops import (
     control_flow_ops,
     custom_ops,
     functional_ops,
-    grad_util_ops,
     internal_ops,
     slicing_ops,
     statistics_ops,
@@ -231,20 +230,6 @@ def test_collectives_between_shards_are_arithmetic_on_a_list():
     ):
         with pytest.raises(ValueError):
             within_replica_ops.all_reduce(given_shards, op)
-
-
-def test_upstream_gradients_are_captured_by_tag_and_only_within_a_capture():
-    x = tf.constant([1.0, 2.0])
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        first, second = grad_util_ops.capture_upstream_gradients((x, x * 2), tag="mine")
-        loss = tf.reduce_sum(first * 3 + second)
-    with grad_util_ops.capturing() as captured:
-        gradient = tape.gradient(loss, x)
-    assert gradient.numpy().tolist() == [5, 5]
-    assert [tensor.numpy().tolist() for tensor in captured["mine"]] == [[3, 3], [1, 1]]
-    with pytest.raises(RuntimeError, match="capture"):
-        tape.gradient(loss, x)
 
 
 OUTS = {"output_types": [tf.float32], "output_shapes": [tf.TensorShape([2])]}

@@ -84,7 +84,6 @@ def test_operations_have_attributes_and_needs_but_no_shard():
 
 REFUSED = {
     "dataset_extractor": "dataset_extractor export_dataset_to_file export_inputs_to_file import_data_in_live_model",
-    "eager.backprop": "GradientCaptureContext GradientCaptureTape",
     "ipu_estimator": "IPUEstimator IPUEstimatorSpec",
     "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy IPUMultiWorkerStrategyV1",
     "ipu_pipeline_estimator": "IPUPipelineEstimator IPUPipelineEstimatorSpec",

@@ -7,11 +7,12 @@ checkpoints and HDF5 files; stock TensorFlow cannot load a SavedModel with them:
 
 from __future__ import annotations
 
-import functools
 import re
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
+
+from tf_ipu_dp.emulator.keras.optimizer_wrapper import creator_with_dtype
 
 __all__ = ["AdamIpuOptimizer", "IpuOptimizerBase", "LAMBIpuOptimizer", "SGDIpuOptimizer"]
 
@@ -45,7 +46,7 @@ class IpuOptimizerBase(_OptimizerV2):  # type: ignore[misc]
         if dtype is None or dtype == var.dtype.base_dtype:
             return super().add_slot(var, slot_name, initializer, shape)
         # Keras gives a slot its variable's type. Restoring a checkpoint makes slots too, and comes through here.
-        with tf.variable_creator_scope(_creator_with(dtype)):
+        with tf.variable_creator_scope(creator_with_dtype(dtype)):
             return super().add_slot(var, slot_name, initializer, shape)
 
     def get_config(self) -> Dict[str, Any]:
@@ -320,17 +321,6 @@ class LAMBIpuOptimizer(_AdamMoments):
             "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
             "weight_norm_clip": self.weight_norm_clip,
         }
-
-
-def _creator_with(dtype: Any) -> Callable[..., Any]:
-    """Returns a variable creator that replaces the type."""
-
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        value = kwargs["initial_value"]
-        kwargs["initial_value"] = functools.partial(value, dtype=dtype) if callable(value) else tf.cast(value, dtype)
-        return next_creator(**{**kwargs, "dtype": dtype})
-
-    return create
 
 
 def _assign(variable: Any, value: Any) -> Any:

@@ -3,19 +3,20 @@
 A pipeline's weights do not change while micro batches are in flight, so its results are those of the stages run one
 after the other. The emulator runs them so: one loop of the graph, one micro batch per iteration, one update per count.
 Schedules, device mappings, recomputation and offloading are checked as in the SDK and do not affect results. Batch
-serialisation and captured gradients are refused.
+serialisation is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
 import numbers
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import batch_norm
+from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 from tf_ipu_dp.emulator.runtime.pipeline_accumulation import SUMMABLE, GradientAccumulation, OutfeedSums, empty_vectors
 from tf_ipu_dp.emulator.runtime.pipeline_layout import (
     PipelineSchedule,
@@ -41,7 +42,11 @@ __all__ = [
 
 
 class OptimizerFunctionOutput:
-    """What an optimizer function returns: the loss, and how its gradients are computed and applied."""
+    """What an optimizer function returns: the loss, and how its gradients are computed and applied.
+
+    Captured gradients come from `gradient_capture_context` or from a `tape` that captures. An optimizer that takes
+    `captured_grads` gets them with each update, and so does `captured_gradient_outfeed`.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 the SDK's signature
         self,
@@ -67,6 +72,7 @@ class OptimizerFunctionOutput:
             ("apply_gradients_kwargs", apply_gradients_kwargs, dict),
             ("variables", variables, (list, tuple)),
             ("tape", tape, tf.GradientTape),
+            ("gradient_capture_context", gradient_capture_context, GradientCaptureContext),
         ):
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} has the type {type(value).__name__}, which is not supported.")
@@ -77,6 +83,8 @@ class OptimizerFunctionOutput:
             raise ValueError("compute_gradients_args and compute_gradients_kwargs are for TF1 optimizers.")
         if variables is not None and tape is not None:
             raise ValueError("Give one of variables and tape, not both.")
+        if captured_gradient_outfeed is not None and not hasattr(captured_gradient_outfeed, "enqueue"):
+            raise TypeError(f"captured_gradient_outfeed is {captured_gradient_outfeed!r}, not an outfeed queue.")
         self.opt, self.loss, self.variables, self.tape = opt, loss, variables, tape
         self.compute_gradients_args = compute_gradients_args or ()
         self.compute_gradients_kwargs = compute_gradients_kwargs or {}
@@ -126,9 +134,9 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
 ) -> Any:
     """Runs `repeat_count` times: `gradient_accumulation_count` micro batches through all stages, then one update.
 
-    Returns the operation that does it.
+    Returns the operation that does it. Captured gradients are accumulated like those of variables; without
+    `gradient_accumulation_for_captured_grads` they are those of the last micro batch.
     """
-    del gradient_accumulation_for_captured_grads
     training = optimizer_function is not None
     stages = _stage_functions(computational_stages)
     count = _count(gradient_accumulation_count)
@@ -187,8 +195,15 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
             if not isinstance(result, OptimizerFunctionOutput):
                 raise TypeError(f"optimizer_function returned {result!r}, not an OptimizerFunctionOutput.")
             loss = result.loss
-            apply = functools.partial(_apply_gradients, result)
-            accumulated, updated = accumulation.add(accumulated, position, _gradients(result), apply)
+            pairs, captured = _gradients(result)
+            flat_captured = tf.nest.flatten(captured)
+
+            def apply(pairs: List[Any], accumulated: List[Any]) -> Any:
+                leaves = accumulated if gradient_accumulation_for_captured_grads else flat_captured
+                return _apply_gradients(result, pairs, tf.nest.pack_sequence_as(captured, leaves))
+
+            to_accumulate = flat_captured if gradient_accumulation_for_captured_grads else []
+            accumulated, updated = accumulation.add(accumulated, position, pairs, to_accumulate, apply)
             effects.append(updated)
         feed = _to_outfeed(outputs, loss, outfeed_loss, outfeed_mask, training)
         if feed is not None:
@@ -214,9 +229,16 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
         return tf.group(finished[0])
 
 
-def _gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
-    if output.gradient_capture_context is not None or output.captured_gradient_outfeed is not None:
-        raise NotImplementedError("The emulator's pipelines do not capture gradients.")
+def _gradients(output: OptimizerFunctionOutput) -> Tuple[List[Tuple[Any, Any]], Dict[str, Any]]:
+    """Returns pairs of gradient and variable, and the captured gradients by tag."""
+    context = output.gradient_capture_context
+    with contextlib.nullcontext() if context is None else context:
+        pairs = _compute_gradients(output)
+    captured = {} if context is None else context.captured_gradients
+    return pairs, {**captured, **getattr(output.tape, "captured_gradients", {})}
+
+
+def _compute_gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
     if isinstance(output.opt, tf.compat.v1.train.Optimizer):
         return list(
             output.opt.compute_gradients(output.loss, *output.compute_gradients_args, **output.compute_gradients_kwargs)
@@ -230,10 +252,21 @@ def _gradients(output: OptimizerFunctionOutput) -> List[Tuple[Any, Any]]:
     return list(zip(compute(output.loss, list(output.variables)), output.variables))
 
 
-def _apply_gradients(output: OptimizerFunctionOutput, gradients_and_variables: List[Any]) -> Any:
-    return output.opt.apply_gradients(
-        gradients_and_variables, *output.apply_gradients_args, **output.apply_gradients_kwargs
+def _apply_gradients(output: OptimizerFunctionOutput, pairs: List[Any], captured: Dict[str, Any]) -> Any:
+    takes_captured = "captured_grads" in inspect.signature(output.opt.apply_gradients).parameters
+    kwargs = {"captured_grads": captured} if captured and takes_captured else {}
+    applied = output.opt.apply_gradients(
+        pairs, *output.apply_gradients_args, **{**kwargs, **output.apply_gradients_kwargs}
     )
+    if output.captured_gradient_outfeed is None:
+        return applied
+    if not captured:
+        raise ValueError(
+            "captured_gradient_outfeed has nothing to send: no gradients were captured by gradient_capture_context "
+            "or by a GradientCaptureTape."
+        )
+    enqueued = output.captured_gradient_outfeed.enqueue(captured)
+    return tf.group(*(one for one in (applied, enqueued) if one is not None))
 
 
 def _keras_optimizers() -> Tuple[type, ...]:

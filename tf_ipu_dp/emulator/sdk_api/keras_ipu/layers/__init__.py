@@ -1,7 +1,7 @@
-"""`keras.ipu.layers`: layers whose gradients automatic loss scaling observes. The forward pass is not changed.
+"""`keras.ipu.layers`: layers whose gradients are captured. The forward pass is not changed.
 
-The gradients are recorded while one of `keras.ipu.optimizers`' ALS optimizers computes gradients (`minimize`, `fit`).
-With another optimizer, or with your own tape, the layers do nothing.
+Automatic loss scaling counts them, and a `GradientCaptureTape` or `GradientCaptureContext` returns them by tag. A model
+on the device can be fitted with any optimizer; a backward pass of your own needs one of the two.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.keras.gradient_capture import captured
+from tf_ipu_dp.emulator.runtime.gradient_capture import capture_upstream_gradients
 
 
 @tf.keras.utils.register_keras_serializable(package="keras.ipu")
 class CaptureUpstreamGradients(tf.keras.layers.Wrapper):  # type: ignore[misc]
-    """Wraps a layer; the gradients with respect to its outputs are captured."""
+    """Wraps a layer; the gradients with respect to its outputs are captured.
+
+    The tag is that of the layer's name with `_grad` if none is given.
+    """
 
     def __init__(self, layer: Any, tag: Optional[str] = None, **kwargs: Any) -> None:
         super().__init__(layer, **kwargs)
-        self.tag = tag
+        self.tag = tag or f"{layer.name}_grad"
 
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped layer."""
-        return tf.nest.map_structure(captured, self.layer(inputs, *args, **kwargs))
+        return capture_upstream_gradients(self.layer(inputs, *args, **kwargs), self.tag)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the output shape of the wrapped layer."""
@@ -46,7 +49,7 @@ class CaptureActivationGradients(CaptureUpstreamGradients):
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped layer."""
         activation = self.layer.activation
-        self.layer.activation = lambda value: activation(captured(value))
+        self.layer.activation = lambda value: activation(capture_upstream_gradients(value, self.tag))
         try:
             return self.layer(inputs, *args, **kwargs)
         finally:

@@ -1,0 +1,25 @@
+"""What a TensorBoard callback records of training: the logs of each execution, and the graph of the program."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict
+
+import tensorflow as tf
+
+
+class RecordedExecution:
+    """An execution that trains. Its logs are written to the summary writer that a callback has made the default."""
+
+    def __init__(self, model: Any, execution: Callable[[Any], Dict[str, Any]]) -> None:
+        self._model, self._execution = model, execution
+        # In later releases of Keras the callback writes them itself.
+        self._write = getattr(sys.modules[tf.keras.Model.__module__], "write_scalar_summaries", None)
+
+    def __call__(self, iterator: Any) -> Dict[str, Any]:
+        logs = self._execution(iterator)
+        self._model.train_tf_function = self._execution.traced  # type: ignore[attr-defined]
+        if self._write is not None and tf.summary.should_record_summaries():
+            # Once per execution, on the host: the results of single steps do not leave the device.
+            self._write(logs, step=self._model._train_counter)
+        return logs
