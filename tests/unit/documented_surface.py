@@ -237,6 +237,10 @@ SIGNATURES: Signatures = {
         "initializer=None",
         "embedding_lookup": "params, ids, serialization_factor=1, indices_are_sorted=False, name=None",
     },
+    f"{_IPU}.eager.backprop": {
+        "GradientCaptureContext": "",
+        "GradientCaptureTape": "persistent=False, watch_accessed_variables=True",
+    },
     f"{_IPU}.ops.f8_ops": {  # unconfirmed: all parameters
         "QuarterTensor": "data, metadata",
         "convert_from_f8": "packed_input, dtype=tf.half, name=None",
@@ -487,6 +491,7 @@ _STAGE_ATTRIBUTES = {
 
 # Properties, and names that are neither functions nor classes with parameters of their own.
 ATTRIBUTES: Dict[str, Dict[str, str]] = {
+    f"{_IPU}.eager.backprop": dict.fromkeys(("GradientCaptureContext", "GradientCaptureTape"), "captured_gradients"),
     f"{_IPU}.ipu_infeed_queue": {
         "IPUInfeedQueue": "deleter dequeued initializer number_of_tuple_elements",
         "IPUOwnedIterator": "element_spec",
@@ -502,7 +507,7 @@ ATTRIBUTES: Dict[str, Dict[str, str]] = {
     "keras.ipu.extensions.sequential_extensions": {"SequentialExtension": ""},
     "keras.ipu.optimizers": {
         "ALSOptimizer": "decrease_factor get_scaled_loss histogram loss_scaling_factor normalized_histogram "
-        "previous_loss_scaling_factor reset update_counter",
+        "preprocess_gradients previous_loss_scaling_factor reset update_counter",
     },
     "gcipuinfo": {"BoardType": "", "DiscoverActivePartitionIPUs": "", "DiscoverAllPartitionIPUs": "", "IpuPower": ""},
 }
