@@ -2,6 +2,8 @@
 outfeeds for losses and learning rate, captured gradients, and automatic loss scaling.
 """
 
+import random
+
 import numpy as np
 import tensorflow as tf
 from ipu_tensorflow_addons.keras.layers import Embedding, LayerNormalization
@@ -161,6 +163,7 @@ def compile_and_fit(model, make_optimizer, replicas, epochs):
     return history, progress
 
 
+random.seed(23)  # of Keras's initializers
 tf.random.set_seed(23)
 
 # Two replicas with accumulation and LAMB.
