@@ -172,15 +172,12 @@ class _Check:
 
 
 def _explain(error: BaseException) -> str:
-    """Returns the SDK's words, and the line of the application that made the call."""
+    """Returns the SDK's words, and the line of this room that made the call."""
     cause = error.__cause__ if isinstance(error, cli.UsageError) and error.__cause__ else error
     words = cli.first_line(str(getattr(cause, "message", cause))) or "no reason given"
-    folder = str(Path(__file__).parents[1])
-    ours = [
-        frame
-        for frame in traceback.extract_tb(cause.__traceback__)
-        if frame.filename.startswith(folder) and "/emulator/" not in frame.filename and frame.filename != __file__
-    ]
+    folder = str(Path(__file__).parent)
+    frames = traceback.extract_tb(cause.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(folder) and frame.filename != __file__]
     where = f" ({Path(ours[-1].filename).name}: {ours[-1].line})" if ours else ""
     return f"{type(cause).__name__}: {words}{where}"
 
