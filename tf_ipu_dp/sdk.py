@@ -102,6 +102,11 @@ def load(choice: str = "auto") -> Sdk:
     return _load_emulator()
 
 
+def is_emulated(name: str) -> bool:
+    """Whether the IPUs of an SDK with this name, which snapshots and recordings contain, are emulated."""
+    return name == "emulator"
+
+
 def set_poplar_flags(environ: MutableMapping[str, str], *flags: str) -> None:
     """Adds flags for the SDK's TensorFlow, which reads them when it is imported: call it before load."""
     environ["TF_POPLAR_FLAGS"] = " ".join([*environ.get("TF_POPLAR_FLAGS", "").split(), *flags])

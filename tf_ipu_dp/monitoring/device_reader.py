@@ -32,7 +32,7 @@ class DeviceReader:
 
     @property
     def emulated(self) -> bool:
-        return self.sdk_name == "emulator"
+        return sdk.is_emulated(self.sdk_name)
 
     def read(self) -> DeviceReading:
         """Returns the IPUs. IPUs of an earlier reading that do not answer now are listed with the reason.

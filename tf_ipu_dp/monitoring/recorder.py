@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.monitoring.snapshots import SCHEMA, Snapshot, utc
 from tf_ipu_dp.runs import json_files
 
@@ -100,7 +100,7 @@ class Recording:
 
     @property
     def emulated(self) -> bool:
-        return self.sdk == "emulator"
+        return sdk.is_emulated(self.sdk)
 
 
 class Recorder:

@@ -14,6 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from tf_ipu_dp import sdk
 from tf_ipu_dp.monitoring import device_reader, devices, process_info
 from tf_ipu_dp.runs import heartbeat
 
@@ -66,7 +67,7 @@ class Snapshot:
 
     @property
     def emulated(self) -> bool:
-        return self.sdk == "emulator"
+        return sdk.is_emulated(self.sdk)
 
     def to_json(self) -> Dict[str, Any]:
         """Returns the value for `--json`: typed, with units in the keys, None for what is not known."""
