@@ -161,6 +161,56 @@ def test_collectives_keep_types_sets_and_order_and_know_how_long_they_wait(popru
     assert (code, out.count("done")) == (0, 4), err[-5000:]
 
 
+EXCHANGES = """
+import sys, time
+import popdist, popdist.tensorflow, tensorflow as tf
+from tensorflow.python import ipu
+from tensorflow.python.ipu import distributed
+from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+from tf_ipu_dp.emulator.runtime import instances
+
+steps, late, dtype = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+config = ipu.config.IPUConfig()
+popdist.init()
+popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)
+config.configure_ipu_system()
+
+
+def mean_squares(given, made):
+    error = tf.reduce_mean(tf.square(tf.cast(given, made.dtype) - made))
+    if popdist.getInstanceIndex() != late:
+        return error
+    with tf.control_dependencies([tf.numpy_function(lambda: time.sleep(0.1), [], [])]):
+        return tf.identity(error)
+
+
+with PopDistStrategy().scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(2,), dtype=dtype)])
+model.compile("sgd", mean_squares, metrics=["mse"], steps_per_execution=steps)
+data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 3]))).repeat()
+assert instances.exchange_times() == (0, [])
+model.fit(data, steps_per_epoch=16, verbose=0)
+made, seconds = instances.exchange_times()
+assert made == len(seconds) == 8, made  # two local replicas
+# The last to arrive does not wait. On a busy machine that may be the other one now and then.
+everyone = distributed.allgather(tf.constant(seconds)).numpy()
+assert sum(everyone[late] < everyone[1 - late]) > 4 and everyone[1 - late].max() > 0.1, everyone
+model.evaluate(data, steps=16, verbose=0)
+model.predict(data.map(lambda x, y: x), steps=16)
+assert instances.exchange_times() == (made, seconds)  # only gradients count
+popdist.synchronize()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("1", "0", "float32"), ("4", "1", "float16")], ids=["one_update", "many_updates"])
+def test_every_exchange_of_gradients_is_timed_from_the_arrival_of_each_instance(words, poprun):
+    code, out, err = poprun(2, 4, "python3", "-c", EXCHANGES, *words)
+    assert code == 0, err
+    assert out.count("done") == 2
+
+
 WITHOUT_POPRUN = """
 from tf_ipu_dp import emulator
 emulator.install()

@@ -12,12 +12,19 @@ from typing import List
 from tf_ipu_dp import emulator
 
 USAGE = "usage: python -m tf_ipu_dp.emulator PROGRAM [ARGS]   or   python -m tf_ipu_dp.emulator -m MODULE [ARGS]"
+HELP = f"""{USAGE}
+
+Runs a program that was written for the Poplar SDK on this host's CPU, as python PROGRAM ARGS would run it on IPUs.
+
+Examples
+  python -m tf_ipu_dp.emulator program.py --its-own=flags
+  python -m tf_ipu_dp.emulator -m my_package.train"""
 
 
 def main(words: List[str]) -> int:
     """Installs the emulator and runs the program in this process."""
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if words else sys.stderr)
+        print(HELP if words else USAGE, file=sys.stdout if words else sys.stderr)
         return 0 if words else 1
     emulator.install()
     if words[0] == "-m":

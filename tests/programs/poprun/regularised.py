@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
-UPDATES, REPLICAS, MICRO_BATCH = 8, 4, 8
+UPDATES, REPLICAS, MICRO_BATCH = 8, 4, 6
 
 popdist.init()
 config = ipu.config.IPUConfig()
@@ -29,12 +29,14 @@ def dense(units, seed, **options):
 with PopDistStrategy().scope():
     model = tf.keras.Sequential(
         [
-            dense(8, 1, activation="relu", input_shape=(6,)),
+            tf.keras.Input((6,), batch_size=MICRO_BATCH),
+            dense(8, 1, activation="relu"),
             tf.keras.layers.BatchNormalization(),
             tf.keras.layers.Dropout(0.3),
             dense(2, 2),
         ]
     )
+    assert model.output_shape == (MICRO_BATCH, 2)  # of a micro batch, which is not divided by the replicas
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, metrics=["accuracy"], steps_per_execution=4)
     model.set_replication_options(replicated_metric_reduction_method="MEAN")

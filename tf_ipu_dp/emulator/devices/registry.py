@@ -275,7 +275,12 @@ class Partition:
         if not found:
             sizes = ", ".join(str(1 << e) for e in range(self.size.bit_length()))
             asked = f"device {device_id}" if count is None else f"device of {count} IPUs"
-            raise NoSuchDeviceError(f"there is no {asked}: the partition has {self.size} IPUs, in devices of {sizes}")
+            more = ""
+            if count is not None and count > self.size and _is_power_of_two(count):
+                more = f"; set IPU_EMULATOR_IPUS={count} for a larger one"
+            raise NoSuchDeviceError(
+                f"there is no {asked}: the partition has {self.size} IPUs, in devices of {sizes}{more}"
+            )
         return found
 
     def attach(self, *, count: Optional[int] = None, device_id: Optional[int] = None) -> Attachment:
@@ -354,7 +359,8 @@ class Partition:
             raise RegistryError(f"{self.folder} cannot be used ({error.strerror}); set IPU_EMULATOR_DIR") from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise RegistryError(
-                f"{self.folder} is not a private directory of this user (mode 0700); remove it or set IPU_EMULATOR_DIR"
+                f"{self.folder} is not a private directory of this user (mode 0700); set IPU_EMULATOR_DIR to one that "
+                f"does not exist yet, like {self.folder / 'ipu_emulator'}"
             )
 
     def _create_attachment(self, device: Device, replicas: int) -> Attachment:

@@ -176,8 +176,7 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
         return _stock["fit"](self, x, y, *args, **kwargs)
     given = _bind("fit", self, x, y, *args, **kwargs)
     _check_model(self, training=True)
-    accumulation = _accumulation(self)
-    _check_accumulation(steps_per_execution(self), accumulation)
+    _check_accumulation(steps_per_execution(self), _accumulation(self))
     if given.get("validation_split") and given.get("validation_data") is None:
         arrays = (given["x"], given["y"], given["sample_weight"])
         (given["x"], given["y"], given["sample_weight"]), given["validation_data"] = (
@@ -188,7 +187,9 @@ def _fit(self: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> 
         self, given["x"], given["y"], given["sample_weight"], given["batch_size"], given["steps_per_epoch"],
         shuffle=given["shuffle"], class_weight=given["class_weight"],
     )  # fmt: skip
-    _check_accumulation(min(steps_per_execution(self), data.steps), accumulation)
+    _check_model(self, training=True)  # again: the data's shapes may have shown the stages of a subclass
+    for steps in (steps_per_execution(self), min(steps_per_execution(self), data.steps)):
+        _check_accumulation(steps, _accumulation(self))
     if given.get("validation_data") is not None:
         given.update(_validation(self, given, data.steps))
     given.update(x=data.dataset, y=None, sample_weight=None, batch_size=None, class_weight=None, shuffle=False)

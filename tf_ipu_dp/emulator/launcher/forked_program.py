@@ -22,13 +22,14 @@ import threading
 import traceback
 import types
 from pathlib import Path
-from typing import IO, Any, Callable, FrozenSet, Mapping, NoReturn, Optional, Sequence
+from typing import IO, Any, Callable, FrozenSet, List, Mapping, NoReturn, Optional, Sequence
 
 from tf_ipu_dp.emulator.launcher import exit_notices, orphans, process_display
 
 _EMULATOR = __name__.rsplit(".", 2)[0]
 _FRAMES_TO_HIDE = (__file__, runpy.__file__, "<frozen runpy>")
 _FLUSH_FAILED = 120  # the exit status of a Python that could not flush its output
+_PARENT_STREAMS: List[Any] = []
 
 
 class ForkedProgram:
@@ -83,6 +84,8 @@ def _exec_program(
         os.chdir(directory)
     os.environ.clear()
     os.environ.update(environ)
+    # A thread of the parent may hold the lock of a stream for ever, so the streams must not be closed here.
+    _PARENT_STREAMS.extend([sys.stdin, sys.stdout, sys.stderr])
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _writer(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _writer(2)  # type: ignore[misc]

@@ -89,7 +89,7 @@ def plan_job(
         )
     job = Job(replicas, instances, ipus_per_replica, tuple(hosts), link_domains)
     given = f"--num-replicas {replicas} x --ipus-per-replica {ipus_per_replica} = {job.ipus} IPUs"
-    if not _is_power_of_two(job.ipus):
+    if partition is not None and not _is_power_of_two(job.ipus):  # without one, nothing is attached
         raise OptionError(f"{given}, but partitions come in powers of two. {_suggest_powers_of_two(job)}")
     if partition is not None and job.ipus > partition:
         fits = partition // ipus_per_replica

@@ -234,7 +234,7 @@ _MCA = ("plm_rsh_agent", "btl_tcp_if_include", "oob_tcp_if_include")
 
 def render_help(columns: int) -> str:
     """Returns the text of --help."""
-    width = max(40, min(columns, 110))
+    width = max(40, columns)
     lines = [
         "usage: python -m tf_ipu_dp.emulator.poprun [OPTIONS] PROGRAM [ARGS]",
         "",
@@ -244,9 +244,6 @@ def render_help(columns: int) -> str:
             "tagged with its instance. The first instance that fails ends the others, and its exit status is poprun's.",
             width,
         ),
-        "",
-        "  poprun --num-instances 2 --num-replicas 4 python3 program.py --its-own=flags",
-        "  poprun --host node[0-1] --num-instances 4 --num-replicas 8 python3 program.py",
     ]
     for title, options in OPTIONS.items():
         lines += ["", f"{title}:"]
@@ -258,6 +255,12 @@ def render_help(columns: int) -> str:
         if undescribed:
             names = ", ".join(f"--{option.name}" for option in undescribed)
             lines += textwrap.wrap(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    lines += [
+        "",
+        "Examples:",
+        "  poprun --num-instances 2 --num-replicas 4 python3 program.py --its-own=flags",
+        "  poprun --host node[0-1] --num-instances 4 --num-replicas 8 python3 program.py",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,7 @@ from tf_ipu_dp.emulator.runtime import (
     metrics,
     model_building,
     model_strategy,
+    optimizer_meter,
     replicas,
     synthetic_data,
 )
@@ -65,7 +66,9 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
 
         def update(number: Any) -> List[Any]:
             del number
-            (sums,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "gradients", [accumulate()])
+            (sums,) = gradient_reduction.all_reduce(
+                model, replica_metrics.concurrent, "gradients", [accumulate()], has_gradients=True
+            )
             gradient_reduction.apply(model, packing, sums)
             return []
 
@@ -75,7 +78,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         if updates == 1:  # in one exchange
             contributions = [accumulate(), statistics.contribution(), replica_metrics.contribution()]
             sums, totals, results = gradient_reduction.all_reduce(
-                model, replica_metrics.concurrent, "update", contributions
+                model, replica_metrics.concurrent, "update", contributions, has_gradients=True
             )
             gradient_reduction.apply(model, packing, sums)
         else:
@@ -233,7 +236,8 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: 
 
     def update(number: Any) -> List[Any]:
         del number
-        with replica_metrics.of_replica(0), GradientCaptureContext():
+        timing = optimizer_meter.timing_where_asked(model.optimizer)
+        with replica_metrics.of_replica(0), GradientCaptureContext(), timing:
             call_as_replica(model, model.train_step, next(iterator))
         model._train_counter.assign_add(1)
         return []

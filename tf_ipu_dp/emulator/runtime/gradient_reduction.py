@@ -12,15 +12,14 @@ Programs with a custom training loop reduce through their strategy instead, in i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
-from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, replicas
+from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, optimizer_meter, replicas
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 
 # How much of the backward pass is left when the next forward pass begins, counted in gradients. The later it begins,
@@ -54,7 +53,7 @@ def micro_batch_gradients(model: Any, data: Any, accumulated: bool) -> List[Any]
     If they are `accumulated`, they are computed by Keras' own `minimize`, even if the optimizer inherits another one.
     """
     catcher = _GradientCatcher(model.optimizer, accumulated)
-    with _replaced(model, "optimizer", catcher):
+    with optimizer_meter.replaced(model, "optimizer", catcher):
         model.train_step(data)
     gradients = [catcher.gradients.get(variable.ref()) for variable in model.trainable_variables]
     return [
@@ -112,7 +111,14 @@ class Contribution:
     combine: Callable[[List[Any]], Any] = replicas.sum_values
 
 
-def all_reduce(model: Any, concurrent: bool, name: str, contributions: Sequence[Contribution]) -> List[List[Any]]:
+def all_reduce(
+    model: Any,
+    concurrent: bool,
+    name: str,
+    contributions: Sequence[Contribution],
+    *,
+    has_gradients: bool = False,
+) -> List[List[Any]]:
     """Returns the tensors of each contribution, combined over the concurrent replicas and summed over the instances.
 
     All of them are sent in one exchange, because for a small model each exchange takes longer than the computation. So
@@ -123,7 +129,7 @@ def all_reduce(model: Any, concurrent: bool, name: str, contributions: Sequence[
     spans_instances = model_strategy.spans_instances(model)
 
     def over_instances(own: List[Any]) -> List[Any]:
-        return instances.sum_over_instances(own, name) if spans_instances else own
+        return instances.sum_over_instances(own, name, has_gradients=has_gradients) if spans_instances else own
 
     if concurrent:
         tensors = replicas.all_reduce_jointly(
@@ -140,11 +146,15 @@ def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
     program = replicas.current()
     assert program is not None
     updating = dataclasses.replace(program, updating=True)
+
+    def update() -> None:
+        gradients = packing.unpack([tf.cast(each, dtype) for each, dtype in zip(sums, packing.dtypes())])
+        pairs = list(zip(gradients, model.trainable_variables))
+        model_strategy.call_as_replica(model, lambda: model.optimizer.apply_gradients(pairs))
+
     try:
         with replicas.traced_as(updating):
-            gradients = packing.unpack([tf.cast(each, dtype) for each, dtype in zip(sums, packing.dtypes())])
-            pairs = list(zip(gradients, model.trainable_variables))
-            model_strategy.call_as_replica(model, lambda: model.optimizer.apply_gradients(pairs))
+            optimizer_meter.timed(sums, update)
     finally:
         program.needs_collectives |= updating.needs_collectives
         program.random_ops = updating.random_ops
@@ -234,7 +244,7 @@ class _GradientCatcher:
     def minimize(self, loss: Any, var_list: Any, tape: Any = None, **unused: Any) -> None:
         """Stores the gradients instead of applying them. Optimizers that scale the loss do so in here."""
         minimize = _first_minimize(type(self._optimizer)) if self._accumulated else type(self._optimizer).minimize
-        with _replaced(self._optimizer, "apply_gradients", self._store):
+        with optimizer_meter.replaced(self._optimizer, "apply_gradients", self._store):
             minimize(self._optimizer, loss, var_list, tape=tape)
         if not self.gradients:
             raise NotImplementedError(
@@ -249,15 +259,3 @@ class _GradientCatcher:
 def _first_minimize(kind: Any) -> Any:
     """Returns `minimize` of the first class of an optimizer's ancestors that has it."""
     return next(vars(each)["minimize"] for each in reversed(kind.__mro__) if "minimize" in vars(each))
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute of an object without Keras' tracking of attributes."""
-    before = {name: vars(owner)[name]} if name in vars(owner) else {}
-    vars(owner)[name] = value
-    try:
-        yield
-    finally:
-        del vars(owner)[name]
-        vars(owner).update(before)

@@ -29,16 +29,21 @@ def repeat(
     """
     if count == 1:
         return list(body(tf.constant(0), *carried))
+    return _loop(count, body, carried, in_flight, until)
 
+
+def _loop(
+    count: int, body: Callable[..., Sequence[Any]], carried: Sequence[Any], in_flight: int, until: Sequence[Any]
+) -> List[Any]:
     def ordered(number: Any, turn: Any, *values: Any) -> List[Any]:
         graph = tf.compat.v1.get_default_graph()
         made_before = len(graph.get_operations())
         gate = tf.identity(turn)
         results = list(body(number, *values))
-        effects = _effects(graph.get_operations()[made_before:])
-        for operation in effects:
+        changes = effects(graph.get_operations()[made_before:])
+        for operation in changes:
             operation._add_control_input(gate.op)
-        with tf.control_dependencies([*effects, *until]):
+        with tf.control_dependencies([*changes, *until]):
             turn = tf.identity(gate)
         return [number + 1, turn, *results]
 
@@ -77,10 +82,11 @@ def stack(count: int, step: Callable[[Any], Any], like: Any) -> List[Any]:
     def write(number: Any, *written: Any) -> List[Any]:
         return [array.write(number, each) for array, each in zip(written, tf.nest.flatten(step(number + 1)))]
 
-    return [array.stack() for array in repeat(count, write, arrays, IN_FLIGHT)]
+    # A loop even for one step: `like` is of another step, and a queue is enqueued into once per graph.
+    return [array.stack() for array in _loop(count, write, arrays, IN_FLIGHT, ())]
 
 
-def _effects(operations: Sequence[Any]) -> List[Any]:
+def effects(operations: Sequence[Any]) -> List[Any]:
     """Returns the operations that change something outside the graph, and those that read what is changed."""
     touching = []
     changed = set()

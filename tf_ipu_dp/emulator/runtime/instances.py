@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from tf_ipu_dp.emulator import patches, popdist_variables
 from tf_ipu_dp.emulator.launcher import exit_notices, orphans
@@ -23,6 +24,7 @@ _server: Any = None  # on instance 0, if the launcher runs none
 _sets: Dict[FrozenSet[int], Any] = {}
 _confined: List[FrozenSet[int]] = []
 _meter = wait_meter.Meter()  # of traced programs
+_exchanges = wait_meter.RecentTimes(kept=256)  # of gradients
 _eager_lock = threading.Lock()
 _LOWEST_PRIORITY = 19
 _eager_seconds = 0.0
@@ -119,19 +121,29 @@ def barrier() -> None:
         sum_over_instances([tf.zeros([1])], "synchronize")
 
 
-def sum_over_instances(tensors: Sequence[Any], name: str) -> List[Any]:
-    """Returns the sums over all instances: one grouped all-reduce for each type of number."""
+def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool = False) -> List[Any]:
+    """Returns the sums over all instances: one grouped all-reduce for each type of number.
+
+    `has_gradients`: a traced program that exchanges its gradients; `exchange_times` are those of these exchanges.
+    """
     if count() == 1 or not tensors:
         return list(tensors)
     horovod = _horovod()
     sums: Dict[int, Any] = {}
+    spans: List[Tuple[Any, Any]] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
 
         def exchange(given: List[Any], full_name: str = f"{name}.{dtype.name}") -> Sequence[Any]:
             return horovod.grouped_allreduce(given, op=horovod.Sum, name=full_name, **_options())
 
-        sums.update(zip(places, _timed([tensors[place] for place in places], exchange)))
+        sums.update(zip(places, _timed([tensors[place] for place in places], exchange, spans)))
+    if has_gradients and spans:
+        import tensorflow as tf
+
+        # From when all of it was ready: metrics may be sent while gradients of another type are still computed.
+        began, ended = (functools.reduce(tf.maximum, moments) for moments in zip(*spans))
+        _exchanges.add(ended - began)
     return [sums[place] for place in range(len(tensors))]
 
 
@@ -155,6 +167,16 @@ def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
 def seconds_in_collectives() -> float:
     """Returns the time that this process has spent in collectives so far, mostly waiting for others."""
     return _meter.seconds() + _eager_seconds
+
+
+def seconds_in_program_collectives() -> float:
+    """Returns the part of it in traced programs, which executions wait for."""
+    return _meter.seconds()
+
+
+def exchange_times() -> Tuple[int, List[float]]:
+    """Returns how often Keras models have exchanged gradients so far, and the seconds of the last exchanges."""
+    return _exchanges.read()
 
 
 def is_waiting() -> bool:
@@ -205,7 +227,12 @@ def _threads() -> Set[int]:
         return set()
 
 
-def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -> List[Any]:
+def _timed(
+    tensors: List[Any],
+    exchange: Callable[[List[Any]], Sequence[Any]],
+    spans: Optional[List[Tuple[Any, Any]]] = None,
+) -> List[Any]:
+    """Returns what is received. A traced program's beginning and end are appended to `spans`."""
     global _eager_seconds, _eager_calls  # noqa: PLW0603
     import tensorflow as tf
 
@@ -225,7 +252,10 @@ def _timed(tensors: List[Any], exchange: Callable[[List[Any]], Sequence[Any]]) -
     # Recording the beginning also orders the collectives of a program, in the same way on all instances.
     with tf.control_dependencies([_meter.begin([moment])]):
         received = list(exchange([tf.identity(tensor) for tensor in tensors]))
-    with tf.control_dependencies([_meter.end(received), _meter.spend(wait_meter.now(received) - moment)]):
+    ended = wait_meter.now(received)
+    if spans is not None:
+        spans.append((moment, ended))
+    with tf.control_dependencies([_meter.end(received), _meter.spend(ended - moment)]):
         return [tf.identity(tensor) for tensor in received]
 
 

@@ -7,7 +7,7 @@ late, because `popdist` and `gcipuinfo` must not import it.
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from tf_ipu_dp.emulator.runtime import replica_handles
 
@@ -60,14 +60,46 @@ class Meter:
 
     def _variable(self, name: str) -> Any:
         if name not in self._variables:
-            import tensorflow as tf
-            from tensorflow.python.ops import resource_variable_ops
-
-            with tf.init_scope():
-                variable = resource_variable_ops.ResourceVariable(0.0, dtype=tf.float64, trainable=False)
-            replica_handles.keep_on_host(variable)
-            self._variables[name] = variable
+            self._variables[name] = _make_variable(0.0)
         return self._variables[name]
+
+
+class RecentTimes:
+    """How long the last waits of one kind have taken, each of them, up to a number that is kept."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._variables: Tuple[Any, ...] = ()  # how many there have been, and the kept ones in a ring
+
+    def read(self) -> Tuple[int, List[float]]:
+        """Returns how many waits there have been so far, and the seconds of the last ones in their order."""
+        if not self._variables:
+            return 0, []
+        total, ring = int(self._variables[0].numpy()), self._variables[1].numpy().tolist()
+        oldest = total % self._kept
+        return total, ring[:total] if total <= self._kept else ring[oldest:] + ring[:oldest]
+
+    def add(self, seconds: Any) -> None:
+        """Makes a traced program record a wait."""
+        import tensorflow as tf
+
+        if not self._variables:
+            self._variables = (_make_variable(0, tf.int64), _make_variable([0.0] * self._kept))
+        total, ring = self._variables
+        place = total.read_value() % self._kept
+        ring.scatter_update(tf.IndexedSlices(seconds[tf.newaxis], place[tf.newaxis]))
+        total.assign_add(1, read_value=False)
+
+
+def _make_variable(value: Any, dtype: Any = None) -> Any:
+    """Makes a variable of 64-bit numbers that all replicas share."""
+    import tensorflow as tf
+    from tensorflow.python.ops import resource_variable_ops
+
+    with tf.init_scope():
+        variable = resource_variable_ops.ResourceVariable(value, dtype=dtype or tf.float64, trainable=False)
+    replica_handles.keep_on_host(variable)
+    return variable
 
 
 def now(after: Sequence[Any] = ()) -> Any:

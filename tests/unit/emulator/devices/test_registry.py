@@ -308,3 +308,21 @@ def test_a_file_of_an_earlier_release_is_read_and_cleared_away(partition):
 def test_a_partition_of_another_size_than_a_power_of_two_is_refused(text):
     with pytest.raises(registry.RegistryError, match="IPU_EMULATOR_IPUS"):
         registry.Partition.from_environment({"IPU_EMULATOR_IPUS": text})
+
+
+def test_a_larger_partition_is_offered_where_that_helps(tmp_path):
+    partition = registry.Partition(64, tmp_path / "partition")
+    with pytest.raises(registry.NoSuchDeviceError, match=r"; set IPU_EMULATOR_IPUS=128 for a larger one$"):
+        partition.find(count=128)
+    with pytest.raises(registry.NoSuchDeviceError, match=r"in devices of 1, 2, 4, 8, 16, 32, 64$"):
+        partition.find(count=3)
+
+
+def test_nobody_is_told_to_remove_a_directory_of_others(tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(registry.RegistryError) as caught, registry.Partition(64, tmp_path).locked():
+        pass
+    assert str(caught.value) == (
+        f"{tmp_path} is not a private directory of this user (mode 0700); set IPU_EMULATOR_DIR to one that does not "
+        f"exist yet, like {tmp_path}/ipu_emulator"
+    )

@@ -13,7 +13,7 @@ from pipelined_models import Subclass, assign, dense, diamond, sequential, stage
 from tf_ipu_dp.emulator.keras import model_options, models, pipelines
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from tf_ipu_dp.emulator.sdk_api.ipu.ops.pipelining_ops import PipelineSchedule, PipelineStageOptions, RecomputationMode
-from tf_ipu_dp.emulator.sdk_api.keras_ipu import extensions
+from tf_ipu_dp.emulator.sdk_api.keras_ipu import PipelineStage, extensions
 
 layers = tf.keras.layers
 
@@ -273,3 +273,43 @@ def test_models_on_an_ipu_are_instances_of_the_extensions(two_ipus):
 
 def test_models_elsewhere_are_not_instances_of_the_extensions():
     assert not isinstance(sequential(), extensions.SequentialExtension)
+
+
+class StagedInCall(tf.keras.Model):
+    """Its stages are known once it has been called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (layers.Dense(2) for _ in range(2))
+
+    def call(self, x):
+        with PipelineStage(0):
+            x = self.first(x)
+        with PipelineStage(1):
+            return self.second(x)
+
+
+def test_a_subclass_that_has_not_been_built_is_held_to_the_rules_of_pipelines(two_ipus):
+    class OwnMinimize(tf.keras.optimizers.SGD):
+        def minimize(self, *args, **kwargs):
+            return super().minimize(*args, **kwargs)
+
+    x = np.zeros([24, 2], np.float32)
+    model = StagedInCall()
+    model.set_pipelining_options(4)
+    model.compile("sgd", "mse", steps_per_execution=6)
+    with pytest.raises(RuntimeError, match=r"steps_per_execution=6 is not a multiple of .*=4"):
+        model.fit(x, x, batch_size=2, verbose=0)
+
+    model = StagedInCall()
+    model.set_pipelining_options(4)
+    model.compile(OwnMinimize(), "mse", steps_per_execution=4)
+    with pytest.raises(ValueError, match="minimize"):
+        model.fit(x, x, batch_size=2, verbose=0)
+
+
+def test_unknown_options_of_the_infeed_are_ignored_as_by_the_queue_itself(two_ipus):
+    model = sequential(2)
+    model.set_infeed_queue_options(prefetch_depth=2, another=1)
+    with pytest.raises(ValueError, match="prefetch_depth must be between 1 and 255, not 256"):
+        model.set_infeed_queue_options(prefetch_depth=256, another=1)

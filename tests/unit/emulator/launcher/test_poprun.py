@@ -29,12 +29,17 @@ def is_running(pid):
         return False
 
 
+def test_without_a_partition_any_number_of_instances_can_be_started():
+    assert job.plan_job(3, 3, 1, ["h0"]).instances == 3
+
+
 @given(SMALL, SMALL, SMALL, st.sampled_from([1, 2, 3, 4]))
 def test_a_job_is_spread_evenly_or_refused(replicas, instances, ipus_per_replica, hosts):
     ipus = replicas * ipus_per_replica
     possible = replicas % instances == 0 and instances % hosts == 0 and bin(ipus).count("1") == 1
     try:
-        planned = job.plan_job(replicas, instances, ipus_per_replica, [f"h{number}" for number in range(hosts)])
+        names = [f"h{number}" for number in range(hosts)]
+        planned = job.plan_job(replicas, instances, ipus_per_replica, names, partition=1 << 20)
     except poprun_options.OptionError:
         assert not possible
         return

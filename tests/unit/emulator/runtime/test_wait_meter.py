@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.runtime import feeds
+from tf_ipu_dp.emulator.runtime import feeds, graph_loops, wait_meter
 
 TRACING_S = 0.5
 
@@ -109,6 +109,25 @@ def test_a_model_tells_how_long_it_has_waited_for_slow_data(scope, replicas, acc
     (after,) = registry.Partition.from_environment(os.environ).holdings()
     assert len(drawing_s) == 2 * 4 * replicas
     assert sum(drawing_s) < after.meter.waiting - before.meter.waiting < elapsed
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 11])
+def test_a_program_keeps_the_times_of_its_last_waits_in_their_order(count):
+    recent = wait_meter.RecentTimes(kept=4)
+    assert recent.read() == (0, [])
+
+    @tf.function
+    def program():
+        def wait(number):
+            recent.add(tf.cast(number, tf.float64))
+            return []
+
+        graph_loops.repeat(count, wait)
+
+    program()
+    assert recent.read() == (count, [float(number) for number in range(count)][-4:])
+    program()
+    assert recent.read() == (2 * count, [float(number) for number in [*range(count), *range(count)]][-4:])
 
 
 def test_a_program_whose_data_end_does_not_wait_for_ever(scope):

@@ -227,3 +227,28 @@ def test_an_infeed_queue_feeds_a_loop_and_can_be_restarted(scope):
         queue.deleter  # noqa: B018
         with pytest.raises(tf.errors.NotFoundError):
             queue.deleter  # noqa: B018
+
+
+class SendsSums(tf.keras.layers.Layer):
+    def __init__(self, queue):
+        super().__init__()
+        self.queue = queue
+
+    def call(self, x):
+        self.queue.enqueue(tf.reduce_sum(x))
+        return x
+
+
+@pytest.mark.parametrize(("replicas", "steps_per_execution"), [(1, 1), (1, 2), (1, 4), (2, 2)])
+def test_a_layer_may_enqueue_although_it_is_traced_again_for_its_shapes_and_its_steps(
+    scope, replicas, steps_per_execution
+):
+    strategy, queue = scope(replicas), ipu_outfeed_queue.IPUOutfeedQueue()
+    x = np.arange(8, dtype="float32").reshape(8, 1)
+    with strategy.scope():
+        model = tf.keras.Sequential([SendsSums(queue), tf.keras.layers.Dense(1)])  # built by the first batch
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+        model.predict(x, batch_size=2)
+        np.testing.assert_array_equal(np.ravel(queue.dequeue()), [1, 5, 9, 13])
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+        np.testing.assert_array_equal(np.ravel(queue.dequeue()), [1, 5, 9, 13])

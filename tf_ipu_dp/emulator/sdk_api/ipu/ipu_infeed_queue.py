@@ -32,8 +32,7 @@ class IPUInfeedQueue:
         optimise_latency: bool = False,
         **unknown: Any,
     ) -> None:
-        del optimise_latency, unknown  # the SDK ignores unknown keywords too
-        check_options(prefetch_depth, device_ordinal)
+        check_options(prefetch_depth, device_ordinal, optimise_latency, **unknown)
         check_dataset(dataset)
         self._dataset = dataset
         self._iterator: Any = None
@@ -158,10 +157,13 @@ class IPUIterator(IPUOwnedIterator):
 
 
 def check_options(
-    prefetch_depth: Optional[int] = None, device_ordinal: Optional[int] = None, optimise_latency: bool = False
+    prefetch_depth: Optional[int] = None,
+    device_ordinal: Optional[int] = None,
+    optimise_latency: bool = False,
+    **unknown: Any,
 ) -> None:
     """Refuses impossible options of an infeed queue."""
-    del optimise_latency
+    del optimise_latency, unknown  # the SDK ignores unknown keywords too
     if device_ordinal is not None and (type(device_ordinal) is not int or device_ordinal < 0):
         raise ValueError(f"device_ordinal must be an int of 0 or more, not {device_ordinal!r}.")
     if not 0 < (prefetch_depth or _DEFAULT_DEPTH) <= 255:

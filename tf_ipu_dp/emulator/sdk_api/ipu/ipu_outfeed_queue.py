@@ -20,6 +20,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_ipu_dp.emulator.runtime import replica_handles, replicas, synthetic_data
 
 _PAUSE_S = 0.001  # a thread that polls an empty queue must not block the tracing of the program that fills it
+_SHAPE_INFERENCE = "_scratch_graph"  # ends the names of the graphs in which Keras infers shapes
 FEED_TYPES = (tf.int32, tf.float32, tf.float16, tf.bool, tf.int8, tf.uint8)
 
 
@@ -110,7 +111,9 @@ class IPUOutfeedQueue:
         self._was_traced = True
         while graph is not None:
             self._graphs.add(graph)
-            graph = getattr(graph, "outer_graph", None)
+            # Keras infers a layer's shapes in a graph that is never executed: the program around it may enqueue.
+            is_inference = str(getattr(graph, "name", "")).endswith(_SHAPE_INFERENCE)
+            graph = None if is_inference else getattr(graph, "outer_graph", None)
 
 
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):

@@ -49,6 +49,11 @@ class _Extended(ipu_strategy.Extended):
                 self._averaged[replica_handles.handle_id(variable.handle)] = variable
         return variable
 
+    @property
+    def _global_batch_size(self) -> bool:
+        """Whether Keras divides the batch_size of an Input by the replicas: no, it is that of a micro batch."""
+        return False
+
     def average_over_instances(self, graph: Any) -> None:
         """Averages the moving statistics that a graph changes over the instances.
 
