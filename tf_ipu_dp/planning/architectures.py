@@ -17,12 +17,18 @@ from tf_ipu_dp.planning.layers import Layer, LayerBuilder
 NORMS = ("batch", "group")
 MIN_SIZE = 28
 HEAD = "predictions"
+# Of normalisations: the value of keras.applications, for all models.
+EPSILON = 1.001e-5
+# With Keras' 0.99, a short run would validate with moving statistics that are still near their initial values.
+NORM_MOMENTUM = 0.9
 
-_MLP_UNITS = (256, 256, 256)
+_MLP_UNITS = (256, 128, 64)
 _CNN_FILTERS = (16, 32, 64)
 _CNN_UNITS = 128
 _CIFAR_FILTERS = (16, 32, 64)
 _IMAGENET_FILTERS = (64, 128, 256, 512)
+_MAX_GROUPS = 32
+_MIN_CHANNELS_PER_GROUP = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +230,12 @@ def layers(architecture: Architecture) -> Tuple[Layer, ...]:
 def has_norm(architecture: Architecture) -> bool:
     """Whether a model normalises anywhere, so that --norm matters to it."""
     return any(layer.kind == "norm" for layer in layers(architecture))
+
+
+def groups_of(channels: int) -> int:
+    """Returns the number of groups that group norm has for some channels: at most 32, of at least 4 channels each."""
+    most = max(min(_MAX_GROUPS, channels // _MIN_CHANNELS_PER_GROUP), 1)
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
 
 def balance(architecture: Architecture, stages: int) -> Tuple[str, ...]:

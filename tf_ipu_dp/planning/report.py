@@ -23,6 +23,23 @@ def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bo
     return _to_ascii(text) if ascii_only else text
 
 
+def render_summary(plan: RunPlan) -> str:
+    """Returns the plan in three lines and its notes, for the beginning of a run."""
+    architecture, epochs, stages = plan.model.architecture, plan.epochs, plan.topology.pipeline_stages
+    norm = f", {architecture.norm} norm" if architectures.has_norm(architecture) else ""
+    pipeline = f", {plan.topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
+    samples = f"{plan.dataset.train_samples:,} training and {plan.validation.samples:,} validation samples"
+    lines = [
+        f"Model: {architecture.name}, {architecture.parameters:,} parameters{norm}{pipeline}",
+        f"Data: {plan.dataset.name}, {samples}",
+        f"{cli.count(epochs.updates, 'update')}, {epochs.updates_per_epoch:,} per epoch, "
+        f"{cli.count(epochs.device_iterations, 'update')} per execution; "
+        f"learning rate {plan.recipe.learning_rate:g}, {_describe_recipe(plan.recipe)}",
+        *(f"note: {note}" for note in plan.notes),
+    ]
+    return "\n".join(lines)
+
+
 def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:
     """Returns a mermaid flowchart: where the data goes, what computes, and where the gradients are combined."""
     topology = plan.topology

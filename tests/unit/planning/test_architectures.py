@@ -48,6 +48,15 @@ def test_imagenet_resnets_have_the_published_number_of_parameters(name, paramete
     assert (batch.parameters, group.parameters) == (parameters + moving_statistics, parameters)
 
 
+def test_the_mlp_has_784_256_128_64_and_10_units_for_images_of_28x28_and_10_classes():
+    mlp = describe("mlp", 28, 1)
+    units = [layer.units for layer in architectures.layers(mlp) if layer.kind == "dense"]
+    sizes = [784, *units]
+    assert sizes == [784, 256, 128, 64, 10]
+    assert mlp.parameters == sum(inputs * outputs + outputs for inputs, outputs in zip(sizes, units)) == 242_762
+    assert 4 * mlp.parameters == 971_048  # bytes of its gradients in 32 bits
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
     [("resnet18", 1814), ("resnet34", 3664), ("resnet50", 3858), ("resnet101", 7570), ("resnet152", 11282)],

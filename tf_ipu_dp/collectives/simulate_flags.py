@@ -1,0 +1,414 @@
+"""The flags of `simulate`, and what they say as typed values. Flags in, records out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+
+from absl import flags
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.collectives import (
+    calibration,
+    disturbances,
+    fitting,
+    formulas,
+    horovod_model,
+    loss,
+    noise,
+    quantities,
+    simulator,
+    topology,
+)
+
+MAX_RANKS = 1 << 24
+_SHAPE = re.compile(r"([0-9]{1,8})x([0-9]{1,8})", re.ASCII)
+_Form = Tuple[str, str, Callable[[str], Any]]
+_Define = Callable[[str, Any, _Form, str], None]
+
+GROUPS: Dict[str, Tuple[str, ...]] = {
+    "Job": ("replicas", "bytes", "algorithm", "buckets", "torus", "tree_pieces"),
+    "Network": (
+        "topology",
+        "bandwidth",
+        "latency",
+        "ports",
+        "levels",
+        "pieces",
+        "placement",
+        "ranks_per_host",
+        "calibration",
+    ),
+    "Engine": ("handshake", "overhead", "base_latency", "reduction_rate", "wire_efficiency", "segments"),
+    "Disturbances": ("jitter", "trial_jitter", "start_jitter", "stragglers", "slow_links"),
+    "Loss": (
+        "loss",
+        "transport",
+        "packet_bytes",
+        "timeout_given_loss",
+        "timeout_per_message",
+        "timeout_per_packet",
+        "recovery",
+    ),
+    "Training step": ("forward", "backward", "optimizer_time", "compute_jitter", "horovod", "cycle"),
+    "Fit of measured points": ("fit", "fit_form", "check"),
+    "Simulation": ("mode", "trials", "seed", "out", "json"),
+}
+
+
+class _Parser(flags.ArgumentParser):  # type: ignore[misc, type-arg, unused-ignore]
+    """Reads a value by a function that raises ValueError with a sentence."""
+
+    def __init__(self, placeholder: str, form: str, read: Callable[[str], Any]) -> None:
+        self.placeholder = placeholder
+        self.syntactic_help = form
+        self._read = read
+
+    def parse(self, argument: Any) -> Any:
+        try:
+            return self._read(argument) if isinstance(argument, str) else argument
+        except cli.UsageError as error:
+            raise ValueError(str(error)) from None
+
+    def flag_type(self) -> str:
+        return self.placeholder
+
+
+class _Serializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unused-ignore]
+    def serialize(self, value: Any) -> str:
+        return cli.typed(value)
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    """Defines all flags of `simulate`."""
+
+    def value(name: str, default: Any, parser: _Form, text: str) -> None:
+        flags.DEFINE(_Parser(*parser), name, default, text, flag_values=fv, serializer=_Serializer())
+
+    _define_job(value)
+    _define_network(value, fv)
+    _define_disturbances(value)
+    _define_rest(value, fv)
+
+
+def _define_job(value: _Define) -> None:
+    value("replicas", None, _COUNTS, "Ranks of the all-reduce. Several are simulated one after the other.")
+    value("bytes", None, _SIZES, "Bytes that each rank contributes.")
+    names = cli.alternatives((formulas.AUTO, *formulas.ALGORITHMS))
+    value("algorithm", formulas.AUTO, _NAME, f"{names}. auto takes the one with the least time without noise.")
+    value("buckets", 1, ("N", "a whole number from 1 on", _whole), "Equal buckets that the bytes are sent in.")
+    value("torus", None, ("RxC", "rows and columns like 8x8", _shape), "Shape of the 2-D torus. As square as possible.")
+    value("tree_pieces", None, ("N", "a whole number from 1 on", _whole), "Pieces of the double tree's pipeline.")
+
+
+def _define_network(value: _Define, fv: flags.FlagValues) -> None:
+    value("topology", None, _NAME, f"A preset: {cli.alternatives(topology.PRESETS)}.")
+    value("bandwidth", None, _RATE, "Bandwidth of equal links, per direction, instead of a preset.")
+    value("latency", None, _SECONDS, "One-way latency of equal links.")
+    value("ports", None, ("N", "1 or 2", _whole), "2 where ranks are wired to both neighbours with links of their own.")
+    value(
+        "levels",
+        None,
+        ("LEVELS", "levels like host:8:12GB/s:5us,link:64:1.25GB/s:20us:8", topology.parse_levels),
+        "Levels from the inside out: NAME:SIZE:RATE:LATENCY[:RANKS THAT SHARE A LINK], separated by commas.",
+    )
+    value(
+        "pieces",
+        None,
+        ("PIECES", "pieces like 4KiB:20us:1GB/s,max:50us:3GB/s", topology.parse_pieces),
+        "Latency and bandwidth by message size: UP_TO:LATENCY:RATE, separated by commas.",
+    )
+    flags.DEFINE_enum(
+        "placement", topology.BLOCK, list(topology.PLACEMENTS), "How ranks lie on hosts or groups.", flag_values=fv
+    )
+    value("ranks_per_host", 1, ("N", "a whole number from 1 on", _whole), "Ranks that share the link of a host.")
+    value("calibration", None, _PATH, "A calibration of this machine, as calibrate writes it, instead of a topology.")
+    value("handshake", None, _POSITIVE, "One-way latencies per step; about 2.2 for Gloo.")
+    value("overhead", None, _SECONDS, "The engine's own time per message.")
+    value("base_latency", None, _SECONDS, "The engine's own time per all-reduce.")
+    value("reduction_rate", None, _RATE, "Bytes that a rank adds up per second. Without it, adding takes no time.")
+    value("wire_efficiency", None, _POSITIVE, "Payload over bytes on the wire, for example 0.956.")
+    value("segments", None, ("N|gloo", "a whole number, or gloo", _segments), "Messages per step of a ring.")
+
+
+def _define_disturbances(value: _Define) -> None:
+    value("jitter", "none", _LAW, "Noise of each step of each rank.")
+    value("trial_jitter", "none", _LAW, "Noise of whole trials, the same on all ranks.")
+    value(
+        "start_jitter",
+        "none",
+        ("LAW", "none, or a law with a time: exponential:50us", noise.parse_start_law),
+        "How late ranks start.",
+    )
+    value(
+        "stragglers",
+        None,
+        ("COUNT:FACTOR", "ranks and a factor like 3:2.0", disturbances.parse_stragglers),
+        "Ranks whose steps take longer by a factor.",
+    )
+    value(
+        "slow_links",
+        None,
+        ("COUNT:RATE", "links and a rate like 1:25Mbit", disturbances.parse_slow_links),
+        "Ranks that send at a lower rate.",
+    )
+    value(
+        "loss",
+        "0",
+        ("P[:BURST]", "a share of packets like 0.01 or 1%, or with bursts 0.01:8", loss.parse_loss),
+        "Packets lost, on the outermost links.",
+    )
+    value(
+        "transport",
+        loss.CUBIC,
+        ("cubic|bbr|roce[:T]", "cubic, bbr, roce or roce:T", loss.parse_transport),
+        "What recovers them. roce waits 4.096 us x 2^T.",
+    )
+    value("packet_bytes", 1448, ("N", "a whole number from 1 on", _whole), "Payload of a packet.")
+    value("timeout_given_loss", None, _SHARE, "Share of losses that end in a timeout. Without it, by rule.")
+    value(
+        "timeout_per_message",
+        None,
+        _SHARE,
+        "Messages whose end meets a timeout, instead of a share of losses.",
+    )
+    value("timeout_per_packet", None, _SHARE, "Packets that meet a timeout besides, with --timeout_per_message.")
+    value("recovery", None, _SECONDS, "What a packet costs that is lost in the stream. Without it, by rule.")
+
+
+def _define_rest(value: _Define, fv: flags.FlagValues) -> None:
+    value("forward", None, _SECONDS, "Forward pass of a training step; with it, the step is shown too.")
+    value("backward", None, _SECONDS, "Backward pass, in which buckets become ready at an even rate.")
+    value("optimizer_time", None, _SECONDS, "What follows when all buckets are reduced.")
+    value("compute_jitter", "none", _LAW, "Noise of the passes of each replica; the slowest counts.")
+    flags.DEFINE_bool("horovod", False, "Adds what Horovod adds to the engine's time.", flag_values=fv)
+    value("cycle", None, _SECONDS, "Horovod's cycle time, if it is not 1 ms.")
+    value("fit", None, _PATH, "A CSV file of measured points (ranks, bytes, seconds or efficiency) to fit.")
+    flags.DEFINE_enum("fit_form", fitting.RING, list(fitting.FORMS), "What is fitted to them.", flag_values=fv)
+    value("check", None, _PATH, "A CSV file of points that the fit is compared with.")
+    flags.DEFINE_enum("mode", simulator.AUTO, list(simulator.MODES), "How trials are calculated.", flag_values=fv)
+    flags.DEFINE_integer(
+        "trials", 1000, "Trials of each.", lower_bound=1, upper_bound=simulator.MAX_TRIALS, flag_values=fv
+    )
+    flags.DEFINE_integer(
+        "seed", 0, "The same seed gives the same output.", lower_bound=0, upper_bound=2**32 - 1, flag_values=fv
+    )
+    value("out", None, _PATH, "A folder for all trials, which report reads.")
+    flags.DEFINE_bool("json", False, "Prints JSON instead of a table.", flag_values=fv)
+
+
+def get(fv: flags.FlagValues, name: str) -> Any:
+    """Returns the value of a flag."""
+    value: Any = fv[name].value
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Where collectives run: a topology, or a calibrated machine."""
+
+    fixed: Optional[topology.Topology] = None
+    calibrated: Optional[calibration.Calibration] = None
+
+    def topology(self, fv: flags.FlagValues, ranks: int) -> topology.Topology:
+        """Returns the topology for a number of ranks."""
+        if self.calibrated is None:
+            assert self.fixed is not None
+            return self.fixed
+        found = self.calibrated.topology(
+            ranks,
+            -(-ranks // _int(fv, "ranks_per_host")),
+            link_bytes_per_s=get(fv, "bandwidth"),
+            one_way_delay_s=get(fv, "latency"),
+            placement=str(get(fv, "placement")),
+        )
+        return _with_engine(fv, found)
+
+
+def read_network(fv: flags.FlagValues, read_calibration: Callable[[Path], calibration.Calibration]) -> Network:
+    """Returns the network that the flags describe; UsageError if they describe several."""
+    given = [name for name in ("topology", "levels", "calibration", "fit") if get(fv, name) is not None]
+    plain = [name for name in ("bandwidth", "latency", "pieces", "ports") if get(fv, name) is not None]
+    # A calibration may be used with another link than the one it was made on.
+    clash = [name for name in plain if given != ["calibration"] or name in ("pieces", "ports")]
+    if len(given) > 1 or (given and clash):
+        both = cli.alternatives(f"--{name}" for name in [*given, *clash]).replace(" or ", " and ")
+        raise cli.UsageError(f"{both} all describe the network. Use one of them.")
+    if given == ["calibration"]:
+        return Network(calibrated=read_calibration(Path(str(get(fv, "calibration")))))
+    base = _plain_topology(fv, given)
+    return Network(_with_engine(fv, dataclasses.replace(base, placement=str(get(fv, "placement")))))
+
+
+def read_disturbances(
+    fv: flags.FlagValues, network: topology.Topology, calibrated: Optional[calibration.Calibration] = None
+) -> disturbances.Disturbances:
+    """Returns the disturbances that the flags describe; recoveries depend on the links.
+
+    What the flags do not say about noise and timeouts comes from the calibration, if there is one.
+    """
+    trial_jitter: noise.Law = get(fv, "trial_jitter")
+    per_message, per_packet = get(fv, "timeout_per_message"), get(fv, "timeout_per_packet") or 0.0
+    recovery = get(fv, "recovery")
+    if calibrated is not None:
+        trial_jitter = calibrated.trial_jitter if trial_jitter.is_none else trial_jitter
+        if per_message is None and get(fv, "timeout_given_loss") is None:
+            per_message, per_packet = calibrated.timeout_per_message, calibrated.timeout_per_packet
+        recovery = calibrated.recovery_s if recovery is None else recovery
+    stragglers: Tuple[int, float] = get(fv, "stragglers") or (0, 1.0)
+    slow_links: Tuple[int, float] = get(fv, "slow_links") or (0, 0.0)
+    outer = network.levels[-1]
+    packet = _int(fv, "packet_bytes")
+    asked: loss.Loss = get(fv, "loss")
+    transport: loss.Transport = get(fv, "transport")
+    lossy = dataclasses.replace(
+        asked,
+        transport=transport.name,
+        timeout_s=transport.timeout_s,
+        packet_bytes=packet,
+        round_trip_s=2 * outer.latency_s,
+        packet_s=packet / outer.bytes_per_s,
+        timeout_given_loss=get(fv, "timeout_given_loss"),
+        timeout_per_message=per_message,
+        timeout_per_packet=per_packet,
+        recovery_s=recovery,
+    )
+    return disturbances.Disturbances(
+        get(fv, "jitter"),
+        trial_jitter,
+        get(fv, "start_jitter"),
+        *stragglers,
+        *slow_links,
+        lossy,
+    )
+
+
+def read_simulation(fv: flags.FlagValues, ranks: int, size: int, network: Network) -> simulator.Simulation:
+    """Returns what is to be simulated for one number of ranks and one size."""
+    where = network.topology(fv, ranks)
+    model = _horovod(fv, network.calibrated) if get(fv, "horovod") else None
+    forward, backward, optimizer = (get(fv, name) or 0.0 for name in ("forward", "backward", "optimizer_time"))
+    compute = simulator.Compute(forward, backward, optimizer, get(fv, "compute_jitter"))
+    return simulator.Simulation(
+        ranks,
+        size,
+        where,
+        str(get(fv, "algorithm")),
+        read_disturbances(fv, where, network.calibrated),
+        str(get(fv, "mode")),
+        _int(fv, "trials"),
+        _int(fv, "seed"),
+        _int(fv, "buckets"),
+        get(fv, "torus"),
+        get(fv, "tree_pieces"),
+        model,
+        compute,
+    )
+
+
+def _horovod(fv: flags.FlagValues, calibrated: Optional[calibration.Calibration]) -> horovod_model.HorovodModel:
+    model = horovod_model.HorovodModel() if calibrated is None else calibrated.horovod
+    cycle = get(fv, "cycle")
+    return model if cycle is None else dataclasses.replace(model, cycle_s=cycle)
+
+
+def parse_counts(text: str) -> Tuple[int, ...]:
+    """Returns the numbers of a list like 2,4,8 or of a range like 2..64, which doubles."""
+    found: List[int] = []
+    for part in text.split(","):
+        first, dots, last = (word.strip() for word in part.partition(".."))
+        ends = [first, last] if dots else [first]
+        if not all(re.fullmatch(r"[0-9]{1,9}", word, re.ASCII) for word in ends):
+            raise ValueError(f"{part.strip()!r} is not a number of replicas")
+        numbers = [int(word) for word in ends]
+        if not all(1 <= number <= MAX_RANKS for number in numbers) or numbers[-1] < numbers[0]:
+            raise ValueError(f"{part.strip()!r} is not from 1 to {MAX_RANKS:,}, ascending")
+        while dots and numbers[-2] * 2 < numbers[-1]:
+            numbers.insert(-1, numbers[-2] * 2)
+        found += [number for number in numbers if number not in found]
+    return tuple(found)
+
+
+def _plain_topology(fv: flags.FlagValues, given: List[str]) -> topology.Topology:
+    per_host = _int(fv, "ranks_per_host")
+    if per_host > 1 and given:
+        raise cli.UsageError(f"--ranks_per_host is part of --{given[0]}. Leave it out.")
+    if given == ["topology"]:
+        return topology.preset(str(get(fv, "topology")))
+    if given == ["levels"]:
+        return topology.Topology("levels", get(fv, "levels"))
+    rate, latency = get(fv, "bandwidth") or 1.25e9, get(fv, "latency")
+    latency = 25e-6 if latency is None else latency
+    if per_host > 1:
+        return topology.hosts(per_host, rate, latency)
+    return topology.uniform(rate, latency, ports=_int(fv, "ports", 1), pieces=get(fv, "pieces") or ())
+
+
+def _with_engine(fv: flags.FlagValues, network: topology.Topology) -> topology.Topology:
+    rate: Optional[float] = get(fv, "reduction_rate")
+    asked = {
+        "handshake": get(fv, "handshake"),
+        "overhead_s": get(fv, "overhead"),
+        "base_s": get(fv, "base_latency"),
+        "reduction_s_per_byte": 1 / rate if rate else None,
+        "wire_efficiency": get(fv, "wire_efficiency"),
+        "segments": get(fv, "segments"),
+    }
+    changed: Dict[str, Any] = {name: each for name, each in asked.items() if each is not None}
+    return dataclasses.replace(network, engine=dataclasses.replace(network.engine, **changed))
+
+
+def _int(fv: flags.FlagValues, name: str, default: int = 0) -> int:
+    value = get(fv, name)
+    return default if value is None else int(value)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,8}", text.strip(), re.ASCII) or not int(text):
+        raise ValueError("it is not a whole number from 1 to 99,999,999")
+    return int(text)
+
+
+def _segments(text: str) -> int:
+    return topology.GLOO_SEGMENTS if text.strip() == "gloo" else _whole(text)
+
+
+def _shape(text: str) -> Tuple[int, int]:
+    found = _SHAPE.fullmatch(text.strip())
+    if not found or not int(found[1]) or not int(found[2]):
+        raise ValueError("it is not a shape")
+    return int(found[1]), int(found[2])
+
+
+def _number(text: str, kind: Type[float] = float) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError("it is not a number") from None
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise ValueError("it is not from 0 to 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < 1e6:
+        raise ValueError("it is not from above 0 to 1,000,000")
+    return value
+
+
+_RATE: _Form = ("RATE", "a rate like 1Gbit or 25GB/s", quantities.parse_rate)
+_SECONDS: _Form = ("TIME", "a time like 5us, 2ms or 1s", quantities.parse_seconds)
+_LAW: _Form = ("LAW", "none, or a law with its standard deviation: lognormal:0.1", noise.parse_law)
+_SHARE: _Form = ("X", "a number from 0 to 1", _share)
+_POSITIVE: _Form = ("X", "a number above 0", _positive)
+_NAME: _Form = ("NAME", "a name", str)
+_PATH: _Form = ("PATH", "a path", str)
+_COUNTS: _Form = ("N", "numbers like 4, 2,4,8 or 2..64 (doubling)", parse_counts)
+_SIZES: _Form = ("BYTES", "sizes like 971048 or 4KiB..64MiB (doubling)", quantities.parse_byte_list)
