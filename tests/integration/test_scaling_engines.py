@@ -1,0 +1,179 @@
+"""The engines that a study compares compute the same: same weights, same samples, same losses, real processes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.collectives import fabric_flags, namespaces, network
+from tf_ipu_dp.scaling.engines import keras_training, starter
+from tf_ipu_dp.scaling.engines.protocol import Order
+from tf_ipu_dp.scaling.records import Cell
+
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is not installed: python -m tf_ipu_dp.environment ddp",
+)
+OTHERS = ["horovod", pytest.param("ddp", marks=NEEDS_TORCH)]
+TOLERANCE = {"mlp": 1e-5, "cnn": 1e-4, "resnet20": 1e-4, "resnet50": 1e-3}
+
+
+def make_order(**changes):
+    settings = {
+        "model": "mlp", "norm": "batch", "dataset": "synthetic", "data_dir": None, "image_size": None,
+        "batch_size": 16, "processes": 1, "warmup_updates": 1, "updates": 3, "learning_rate": 0.05, "momentum": 0.9,
+        "weight_decay": 0.0, "seed": 1, "threads": 1,
+    }  # fmt: skip
+    return Order(**{**settings, **changes})
+
+
+@pytest.fixture
+def run_engine(tmp_path):
+    """Runs an engine and returns the answers of its processes."""
+
+    def run(engine, order, network=None, on_process=lambda pid: None):
+        size, batch = order.processes, order.batch_size
+        hosts = len(network.hosts) if network is not None else 1
+        cell = Cell(f"{engine}-{size}", engine, size, size, size, hosts, batch, 1, batch * size, ())
+        return starter.run(cell, order, tmp_path / cell.key, network, on_process)
+
+    return run
+
+
+@functools.lru_cache(maxsize=None)
+def initial_weights(model, folder):
+    """Writes weights off their initial values, where many differences do not show, and returns the path."""
+    import tensorflow as tf
+
+    tf.random.set_seed(3)
+    made = keras_training.make_model(make_order(model=model))
+    source = np.random.RandomState(2)
+    arrays = {keras_training.variable_name(each): each.numpy() for each in made.weights}
+    for name, values in arrays.items():
+        arrays[name] = (values + source.uniform(0.05, 0.1, values.shape) * (values.ndim == 1)).astype(np.float32)
+    path = f"{folder}/{model}.npz"
+    np.savez(path, **arrays)
+    tf.keras.backend.clear_session()
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights_of(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return lambda model: initial_weights(model, str(folder))
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet20", pytest.param("resnet50", marks=pytest.mark.slow)])
+def test_all_engines_have_the_same_loss_on_the_first_batch(model, run_engine, weights_of):
+    order = make_order(model=model, weights=weights_of(model), updates=1)
+    (expected,) = run_engine("keras", order)
+    engines = ["horovod", *(["ddp"] if importlib.util.find_spec("torch") else [])]
+    for engine in engines:
+        (found,) = run_engine(engine, order)
+        assert found.first_loss == pytest.approx(expected.first_loss, rel=TOLERANCE[model]), engine
+        assert found.mean_loss == pytest.approx(expected.mean_loss, rel=10 * TOLERANCE[model]), engine
+
+
+def test_plain_keras_has_the_losses_of_our_trainer(run_engine, train, tmp_path):
+    order = make_order(l2=0.01, weight_decay=0.1, label_smoothing=0.1)
+    (found,) = run_engine("keras", order)
+    words = ["--lr_schedule=constant", "--warmup_epochs=0", "--learning_rate=0.05", "--l2=0.01", "--weight_decay=0.1"]
+    done = train(
+        "--sdk=emulator", "--model=mlp", "--dataset=synthetic", "--augment=none", "--micro_batch_size=16", "--seed=1",
+        "--epochs=4steps", "--log_every=1", "--label_smoothing=0.1", f"--run_dir={tmp_path / 'ours'}", *words,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "ours" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
+    assert losses[0] == pytest.approx(found.first_loss, rel=1e-5)
+    assert np.mean(losses) == pytest.approx(found.mean_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_two_processes_train_as_one_with_the_whole_batch(engine, run_engine, weights_of):
+    common = {"weights": weights_of("mlp"), "l2": 0.01, "weight_decay": 0.1, "label_smoothing": 0.1}
+    (expected,) = run_engine("keras", make_order(**common))
+    answers = run_engine(engine, make_order(**common, batch_size=8, processes=2))
+    assert [(each.rank, each.samples) for each in answers] == [(0, 24), (1, 24)]
+    assert all(each.seconds > 0 for each in answers)
+    assert np.mean([each.first_loss for each in answers]) == pytest.approx(expected.first_loss, rel=1e-5)
+    # Only if gradients are averaged are later losses the same too.
+    assert np.mean([each.mean_loss for each in answers]) == pytest.approx(expected.mean_loss, rel=1e-4)
+
+
+@NEEDS_TORCH
+def test_with_batch_norm_two_processes_have_the_losses_of_their_own_halves(run_engine, weights_of):
+    order = make_order(model="resnet20", weights=weights_of("resnet20"), batch_size=8, processes=2)
+    horovod, ddp = (run_engine(engine, order) for engine in ("horovod", "ddp"))
+    for one, other in zip(horovod, ddp):
+        assert other.first_loss == pytest.approx(one.first_loss, rel=1e-4)
+        assert other.mean_loss == pytest.approx(one.mean_loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_processes_on_emulated_hosts_train_too(engine, run_engine, weights_of):
+    reason = namespaces.why_not()
+    if reason:
+        pytest.skip(reason)
+    order = make_order(weights=weights_of("mlp"), batch_size=8, processes=2)
+    (expected,) = run_engine("keras", make_order(weights=weights_of("mlp")))
+    with network.EmulatedHosts(fabric_flags.load("r4").override({"hosts": "2"})) as hosts:
+        answers = run_engine(engine, order, hosts)
+        assert all(hosts.read_counters(host).sent_bytes > 500_000 for host in hosts.hosts)
+    assert np.mean([each.mean_loss for each in answers]) == pytest.approx(expected.mean_loss, rel=1e-4)
+
+
+def test_an_engine_that_fails_is_one_sentence_with_the_reason(run_engine, tmp_path):
+    with pytest.raises(cli.UsageError, match=r"^plain Keras failed: FileNotFoundError.*missing\.npz.*$"):
+        run_engine("keras", make_order(weights=str(tmp_path / "missing.npz")))
+
+
+def test_one_process_that_fails_ends_the_others(run_engine, tmp_path):
+    with pytest.raises(cli.UsageError, match=r"^Horovod's recipe for Keras failed: .+"):
+        run_engine("horovod", make_order(weights=str(tmp_path / "missing.npz"), processes=2))
+
+
+def test_keras_refuses_several_processes(run_engine):
+    with pytest.raises(cli.UsageError, match="trains in one process, not in 2"):
+        run_engine("keras", make_order(processes=2))
+
+
+INTERRUPTED = """
+import signal; signal.signal(signal.SIGINT, signal.default_int_handler)  # also in a background shell
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_scaling_engines as tests
+from tf_ipu_dp.scaling.engines import starter
+order = tests.make_order(processes=2, updates=1_000_000)
+cell = tests.Cell("horovod-2", "horovod", 2, 2, 2, 1, 16, 1, 32, ())
+starter.run(cell, order, Path(sys.argv[2]), None, lambda pid: print(pid, flush=True))
+"""
+
+
+def test_ctrl_c_ends_all_processes(tmp_path, wait_until):
+    words = [sys.executable, "-c", INTERRUPTED, os.path.dirname(__file__), str(tmp_path)]  # noqa: PTH120
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(240, process.kill)
+        timer.start()
+        group = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+        timer.cancel()
+    assert "KeyboardInterrupt" in stderr
+    wait_until(lambda: not list_group(group), limit_s=30)
+
+
+def list_group(group):
+    done = subprocess.run(["ps", "-o", "pid=", "-g", str(group)], capture_output=True, text=True, check=False)
+    return done.stdout.split()

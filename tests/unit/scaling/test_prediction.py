@@ -1,0 +1,134 @@
+"""The predicted time of an update of a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp.collectives import predict as collective_model
+from tf_ipu_dp.collectives.calibration import Calibration, MessageTime
+from tf_ipu_dp.collectives.fabric import Fabric, Link
+from tf_ipu_dp.scaling import prediction
+from tf_ipu_dp.scaling.compute_calibration import ComputeCalibration, Shape, ShapeTime, SharedExchange
+from tf_ipu_dp.scaling.records import Cell
+
+BYTES = 971_048
+COLLECTIVE = Calibration(
+    "2026-11-18", "Horovod", (MessageTime(2048, 1e-4), MessageTime(2e6, 2e-3)), jitter_factors=(0.8, 1.0, 1.0, 1.5)
+)
+
+
+def make_compute(*times, emulated=True):
+    return ComputeCalibration("2026-11-18", "mlp", 2, emulated, (BYTES,), tuple(times))
+
+
+def make_time(processes=1, compute_s=0.01, **changes):
+    return ShapeTime(Shape(32, 1, 1, processes), compute_s, 0.001, 0.002, 0.003, **changes)
+
+
+def make_cell(instances=1, hosts=1, engine="tf_ipu_dp"):
+    return Cell(f"{engine}-{instances}", engine, instances, instances, instances, hosts, 32, 1, 32 * instances, ())
+
+
+def test_one_instance_takes_what_was_calibrated():
+    (found,) = prediction.predict([make_cell()], make_compute(make_time(low=0.9, high=1.2)), None)
+    assert found.update_s == pytest.approx(0.016) and found.parts.compute_s == 0.01
+    assert (found.low_s, found.high_s) == pytest.approx((0.016 * 0.9, 0.016 * 1.2))
+    assert not found.core_limited
+
+
+def test_several_instances_add_the_all_reduce_as_training_sees_it():
+    (found,) = prediction.predict([make_cell(2)], make_compute(make_time(2)), COLLECTIVE)
+    exchange = collective_model.all_reduce_seconds([BYTES], 2, 1, COLLECTIVE)
+    assert found.parts.collective_s == pytest.approx(exchange.seconds)
+    assert found.low_s < found.update_s < found.high_s
+    assert found.parts.overhead_s > 0.003  # metrics are exchanged, too
+    assert found.update_s == pytest.approx(found.parts.total_s)
+
+
+def test_instances_that_share_cores_take_the_time_measured_beside_the_others_and_are_marked():
+    compute = make_compute(make_time(1), make_time(4, compute_s=0.05, deviation_s=0.01))
+    (found,) = prediction.predict([make_cell(4)], compute, COLLECTIVE)
+    assert found.core_limited and found.parts.compute_s == 0.05 and found.parts.waiting_s == 0.0
+
+
+def test_instances_that_share_cores_wait_by_the_share_that_two_of_them_did():
+    alone = {n: collective_model.all_reduce_seconds([BYTES], n, 1, COLLECTIVE).seconds for n in (2, 4)}
+    compute = dataclasses.replace(
+        make_compute(make_time(2), make_time(4)), shared_exchange=SharedExchange(1.5 * alone[2])
+    )
+    found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
+    assert [each.parts.waiting_s for each in found] == pytest.approx([0.5 * alone[2], 0.5 * alone[4]])
+    faster = dataclasses.replace(compute, shared_exchange=SharedExchange(0.5 * alone[2]))
+    assert [each.parts.waiting_s for each in prediction.predict([make_cell(2)], faster, COLLECTIVE)] == [0.0]
+
+
+def test_a_slow_link_is_not_made_slower_by_shared_cores():
+    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=SharedExchange(0.01))
+    fabric = Fabric("slow", 4, Link(rate=1.25e6))
+    linked, here = (
+        prediction.predict([make_cell(4, hosts=hosts)], compute, COLLECTIVE, given)[0].parts.waiting_s
+        for hosts, given in ((4, fabric), (1, None))
+    )
+    assert linked == pytest.approx(here)
+
+
+def test_instances_on_machines_of_their_own_wait_for_the_slowest():
+    compute = make_compute(make_time(1, deviation_s=0.01))
+    (found,) = prediction.predict([make_cell(4, hosts=4)], compute, COLLECTIVE)
+    assert not found.core_limited
+    assert found.parts.waiting_s == pytest.approx(0.01 * prediction.expected_maximum(4))
+
+
+def test_ipus_are_not_shared_by_the_processes_of_a_host():
+    (found,) = prediction.predict([make_cell(4)], make_compute(make_time(4), emulated=False), COLLECTIVE)
+    assert not found.core_limited
+
+
+def test_emulated_hosts_share_this_machine_and_the_links_limit_the_exchange():
+    fabric = Fabric("slow", 4, Link(rate=1.25e7))
+    compute = make_compute(make_time(1), make_time(4, compute_s=0.05))
+    cell = make_cell(4, hosts=4)
+    (found,) = prediction.predict([cell], compute, COLLECTIVE, fabric)
+    assert found.core_limited and found.parts.compute_s == 0.05
+    assert found.parts.collective_s > 1.5 * BYTES / 1.25e7
+    (dilated,) = prediction.predict([cell], compute, COLLECTIVE, dataclasses.replace(fabric, dilation=2.0))
+    assert dilated.parts.collective_s > 1.9 * 1.5 * BYTES / 1.25e7
+
+
+def test_what_cannot_be_predicted_is_left_out():
+    compute = make_compute(make_time(1), make_time(2))
+    cells = [make_cell(1), make_cell(2), make_cell(4), make_cell(1, engine="ddp"), make_cell(1, engine="tf_ipu_dp_mpi")]
+    assert [each.cell for each in prediction.predict(cells, compute, None)] == ["tf_ipu_dp-1", "tf_ipu_dp_mpi-1"]
+    found = prediction.predict(cells, compute, COLLECTIVE)
+    assert [each.cell for each in found] == ["tf_ipu_dp-1", "tf_ipu_dp-2", "tf_ipu_dp_mpi-1"]
+
+
+@given(st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), st.integers(2, 8))
+def test_more_compute_never_takes_less_time(first, second, instances):
+    def seconds(compute_s):
+        compute = make_compute(make_time(instances, compute_s=compute_s))
+        return prediction.predict([make_cell(instances)], compute, COLLECTIVE)[0].update_s
+
+    assert (seconds(first) <= seconds(second)) == (first <= second)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 100])
+def test_the_largest_of_several_normal_numbers_is_as_large_as_in_a_sample(count):
+    sampled = statistics.fmean(np.random.default_rng(1).normal(size=(50_000, count)).max(axis=1).tolist())
+    assert prediction.expected_maximum(count) == pytest.approx(sampled, abs=0.02)
+
+
+def test_one_replica_waits_for_nobody():
+    assert prediction.expected_maximum(1) == 0.0
+
+
+def test_what_gloo_was_calibrated_with_does_not_predict_mpi():
+    cells = [make_cell(1, engine="tf_ipu_dp_mpi"), make_cell(2, engine="tf_ipu_dp_mpi")]
+    found = prediction.predict(cells, make_compute(make_time(1), make_time(2)), COLLECTIVE)
+    assert [each.cell for each in found] == ["tf_ipu_dp_mpi-1"]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tf_ipu_dp.scaling import process_use
+from tf_ipu_dp.scaling.process_use import ProcessUse
+
+# A process with a child that has 60 MB, and itself 40 MB, until its input ends.
+PROGRAM = """
+import subprocess, sys
+data = bytearray(b"x") * (int(sys.argv[1]) << 20)
+child = None
+if len(sys.argv) > 2:
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[2], "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_is_that_of_all_processes_at_once(wait_until):
+    command = [sys.executable, "-c", PROGRAM, "40", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert len(process_use.find_tree(process.pid)) == 2
+        with ProcessUse(process.pid, period_s=0.01) as use:
+            wait_until(lambda: (use.memory_bytes or 0) > 100 << 20)
+        process.stdin.close()
+    assert use.memory_bytes < 200 << 20
+
+
+def test_a_process_that_has_ended_uses_nothing():
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    with ProcessUse(done.pid, period_s=0.01) as use:
+        pass
+    assert process_use.find_tree(done.pid) == [] and use.memory_bytes is None
+
+
+def test_a_process_that_computes_keeps_a_core_busy(wait_until):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        began = process_use.read_core_ticks()
+        use = ProcessUse(process.pid, period_s=0.05)
+        with use:
+            # A core was used for a second: as many ticks as the clock has.
+            wait_until(lambda: process_use.read_core_ticks()[0] - began[0] > os.sysconf("SC_CLK_TCK"))
+        process.kill()
+    assert 0 < use.busy(0, 3600) <= 1
+    assert use.busy(7000, 7001) is None

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from scaling_stand_ins import PARTS
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.scaling import study_flags
+from tf_ipu_dp.scaling.parts import Extent
+
+
+def parse(*words):
+    return study_flags.parse(["--model=mlp", *words], PARTS)
+
+
+def test_a_study_has_defaults_for_all_but_the_global_batch_of_strong_scaling():
+    options = parse()
+    assert (options.request.mode, options.request.sizes, options.request.axis) == ("weak", (1, 2, 4), "instances")
+    assert (options.repeats, options.seconds, options.updates, options.resume) == (3, 8.0, None, True)
+    assert parse("--mode=batch").request.axis == "samples"
+    assert parse("--mode=compare", "--unit=instances").request.axis == "replicas"
+
+
+def test_emulated_hosts_are_built_as_fast_as_they_are_named():
+    fabric = parse("--fabric=r4").fabric
+    assert (fabric.name, fabric.hosts, fabric.dilation) == ("r4", 4, 1.0)
+    assert parse("--fabric=r4", "--fabric_hosts=2").request.hosts == 2
+
+
+def test_sizes_and_fabrics_to_extrapolate_to():
+    assert parse("--predict=16..64", "--predict_on=pod64, pod256").extent == Extent((16, 32, 64), ("pod64", "pod256"))
+    assert parse("--predict=16").extent == Extent((16,))
+    assert parse().extent is None
+    with pytest.raises(cli.UsageError, match=r"pod65 is not a topology\. Did you mean pod64\?"):
+        parse("--predict=16", "--predict_on=pod65")
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("--run_dir=runs/a", "--run_dir=runs/a is of one run. Use --study_dir=runs/a."),
+        ("--evaluate", "--evaluate has no place in a study, which trains. Leave it out."),
+        ("--hosts=4", "--hosts=4 says how many, but not which. Give names, like --hosts=a,b."),
+        (
+            "--dilation=4",
+            "--dilation=4 has no place in a study: it would slow the network and not the training, so that a study "
+            "builds all links as they are. Leave it out.",
+        ),
+        ("--predict_on=pod16", "--predict_on=pod16 needs sizes. Add --predict=16..65536."),
+        ("--engines=tf_ipu_dp,torch", "--engines=tf_ipu_dp,torch: torch is not an engine. "),
+    ],
+)
+def test_a_flag_that_has_no_place_is_refused_with_what_to_do(word, sentence):
+    with pytest.raises(cli.UsageError) as error:
+        parse(word)
+    assert str(error.value).startswith(sentence)
+
+
+def test_real_and_emulated_hosts_exclude_each_other():
+    with pytest.raises(cli.UsageError, match="--fabric makes hosts of its own"):
+        parse("--fabric=r4", "--hosts=a,b")
+
+
+def test_the_help_has_examples_and_fits_the_terminal():
+    text = study_flags.render_help()
+    assert "python -m tf_ipu_dp.scaling report runs/batch" in text and "--dilation" not in text
+    assert max(map(len, text.splitlines())) <= 120

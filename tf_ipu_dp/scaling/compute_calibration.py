@@ -1,0 +1,146 @@
+"""What a short measurement says about the compute of an update, and how processes that share cores slow it down. Pure.
+
+A shape is what one process does in an update: so many micro batches of one size on so many replicas, beside so many
+other processes on the same machine. The processes of its measurement do not exchange gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Dict, List, Optional, Sequence, Tuple
+
+from tf_ipu_dp.runs.records import Record
+from tf_ipu_dp.scaling.records import Cell
+
+OURS = "tf_ipu_dp"  # names of our own engines begin with it
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape(Record):
+    """What one process computes in an update, and how many such processes the machine runs."""
+
+    micro_batch_size: int
+    micro_batches: int  # of all replicas of the process
+    replicas: int  # of the process
+    processes: int
+
+    @property
+    def samples(self) -> int:
+        return self.micro_batch_size * self.micro_batches
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeTime(Record):
+    """Seconds of one update of a shape, without any exchange of gradients."""
+
+    shape: Shape
+    compute_s: float
+    input_wait_s: float
+    optimizer_s: float
+    overhead_s: float
+    deviation_s: float = 0.0  # of the time of single updates
+    low: float = 1.0  # between these factors of the time lie 8 of 10 measured seconds
+    high: float = 1.0
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.input_wait_s + self.optimizer_s + self.overhead_s
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedExchange(Record):
+    """What the exchange of an update took in a job of two instances that share this machine's cores.
+
+    Horovod's threads then wait for cores, and the instances for each other: it takes longer than the exchange alone.
+    """
+
+    INSTANCES: ClassVar[int] = 2
+
+    seconds: float  # waiting included
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputeCalibration(Record):
+    """The times of some shapes of one model on one machine."""
+
+    date: str
+    model: str
+    cores: int
+    emulated: bool  # IPUs on this machine's cores: then processes share them
+    bucket_bytes: Tuple[int, ...]  # that one update all-reduces between processes
+    times: Tuple[ShapeTime, ...]
+    facts: Dict[str, str] = dataclasses.field(default_factory=dict)
+    shared_exchange: Optional[SharedExchange] = None  # None: no cell has instances that share cores
+
+    def time_of(self, shape: Shape) -> Optional[ShapeTime]:
+        """Returns the time of a shape: measured, or on a line through measured ones; None if nothing is near it."""
+        for each in self.times:
+            if each.shape == shape:
+                return each
+        alike = [each for each in self.times if each.shape.processes == shape.processes]
+        same_batch = [each for each in alike if each.shape.micro_batch_size == shape.micro_batch_size]
+        if same_batch:
+            return _on_a_line(same_batch, shape, [each.shape.micro_batches for each in same_batch], shape.micro_batches)
+        if alike:
+            return _on_a_line(alike, shape, [each.shape.samples for each in alike], shape.samples)
+        return None
+
+    def line_of(self, micro_batch_size: int) -> Optional[Tuple[float, float]]:
+        """Returns the seconds of an update's compute in one process alone, as a fixed part and one per micro batch.
+
+        The lines of other micro batch sizes are scaled; None if no process alone was measured. One point alone has no
+        fixed part.
+        """
+        alone = [each for each in self.times if each.shape.processes == 1] or list(self.times)
+        if not alone:
+            return None
+        same = [each for each in alone if each.shape.micro_batch_size == micro_batch_size] or alone
+        fixed, per_sample = fit_line([each.shape.samples for each in same], [each.compute_s for each in same])
+        return fixed, per_sample * micro_batch_size
+
+
+def shape_of(cell: Cell, *, on_one_machine: bool) -> Shape:
+    """Returns what one process of a cell does; `on_one_machine`: its hosts are emulated, and share the cores."""
+    replicas = max(cell.replicas // cell.instances, 1)
+    processes = cell.instances if on_one_machine else -(-cell.instances // max(cell.hosts, 1))
+    return Shape(cell.micro_batch_size, cell.gradient_accumulation * replicas, replicas, processes)
+
+
+def shapes_to_measure(shapes: Sequence[Shape], most_per_group: int = 4) -> List[Shape]:
+    """Returns the shapes to measure: all, but of very many sizes only the outer ones and some between them."""
+    found: List[Shape] = []
+    for processes in sorted({each.processes for each in shapes}):
+        group = sorted({each for each in shapes if each.processes == processes}, key=dataclasses.astuple)
+        group.sort(key=lambda each: each.samples)
+        if len(group) > most_per_group:
+            places = {round(place * (len(group) - 1) / (most_per_group - 1)) for place in range(most_per_group)}
+            group = [group[place] for place in sorted(places)]
+        found += group
+    return found
+
+
+def fit_line(places: Sequence[float], values: Sequence[float]) -> Tuple[float, float]:
+    """Returns the fixed part and the slope of a line through points, none below 0. One point has no fixed part."""
+    count = len(places)
+    middle, mean = math.fsum(places) / count, math.fsum(values) / count
+    spread = math.fsum((place - middle) ** 2 for place in places)
+    slope = 0.0
+    if spread > 0:
+        slope = math.fsum((place - middle) * (value - mean) for place, value in zip(places, values)) / spread
+    fixed = mean - slope * middle
+    if spread <= 0 or fixed < 0:
+        return 0.0, mean / middle if middle else 0.0
+    return (mean, 0.0) if slope < 0 else (fixed, slope)
+
+
+def _on_a_line(times: Sequence[ShapeTime], shape: Shape, places: Sequence[float], place: float) -> ShapeTime:
+    """Returns the time at a place between or beyond measured ones; all else is that of the nearest."""
+    ordered = sorted(zip(places, range(len(times))))
+    nearest = times[min(ordered, key=lambda each: abs(each[0] - place))[1]]
+    # Between the two neighbours, or through the two outermost points.
+    above = min(max(1, sum(1 for each, _ in ordered if each < place)), len(ordered) - 1) if len(ordered) > 1 else 0
+    near = ordered[above - 1 : above + 1] if above else ordered
+    fixed, slope = fit_line([each for each, _ in near], [times[number].compute_s for _, number in near])
+    compute = fixed + slope * place
+    return dataclasses.replace(nearest, shape=shape, compute_s=compute)

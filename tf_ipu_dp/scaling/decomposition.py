@@ -1,0 +1,92 @@
+"""Where the time of one update goes, from the records of a run. Pure.
+
+Measured are, on every instance: the time between two records, in executions, waiting for input, in the collectives of
+executions, and in the optimizer. Measured is also how long the exchanges of gradients took once the last instance had
+arrived. From these:
+
+    overhead    time outside executions
+    input wait  as measured
+    collective  the exchanges from when the last instance had arrived
+    waiting     the rest of the collectives, and what an instance was faster than the slowest one
+    optimizer   as measured
+    compute     what is left of the executions
+
+Each is the mean over the instances. So an instance that is slow shows as waiting on the others, and the parts sum to
+the time of the slowest instance. They sum to more where measured parts of executions exceed the executions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, List, Optional, Sequence
+
+from tf_ipu_dp.runs.exchange_times import ExchangeTimes
+from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord
+from tf_ipu_dp.scaling.records import UpdateParts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    """The seconds of one instance."""
+
+    seconds: float
+    executing_s: float
+    input_wait_s: float
+    collective_s: float
+    optimizer_s: float
+
+
+def decompose(
+    records: Sequence[TrainingRecord], exchanges: Optional[ExchangeTimes], updates: int
+) -> Optional[UpdateParts]:
+    """Returns the parts of one update; None if the device does not report them, or nothing was timed.
+
+    `records` are those after the warm-up, and have so many updates. Without `exchanges` all collectives count as such.
+    """
+    if updates < 1:
+        return None
+    by_instance: Dict[int, List[InstanceTimes]] = {}
+    for record in records:
+        for times in record.instances:
+            by_instance.setdefault(times.instance, []).append(times)
+    sums = [_sum(times) for times in by_instance.values()]
+    found = [each for each in sums if each is not None and each.seconds > 0]
+    if not found or len(found) < len(sums):
+        return None
+    exchange_s = _exchange_seconds(exchanges)
+    slowest_s = max(each.seconds for each in found)
+    parts = [_parts(each, slowest_s, updates, exchange_s) for each in found]
+    names = [field.name for field in dataclasses.fields(UpdateParts)]
+    return UpdateParts(**{name: sum(getattr(each, name) for each in parts) / len(parts) for name in names})
+
+
+def _sum(times: Sequence[InstanceTimes]) -> Optional[_Sums]:
+    rows = [
+        (each.seconds, each.executing_s, each.input_wait_s, each.program_collective_s, each.optimizer_s)
+        for each in times
+    ]
+    reported = [[number for number in row if number is not None] for row in rows]
+    if any(len(row) < len(dataclasses.fields(_Sums)) for row in reported):
+        return None
+    return _Sums(*(sum(column) for column in zip(*reported)))
+
+
+def _parts(sums: _Sums, slowest_s: float, updates: int, exchange_s: Optional[float]) -> UpdateParts:
+    in_collectives = sums.collective_s / updates
+    collective = in_collectives if exchange_s is None else min(exchange_s, in_collectives)
+    compute = sums.executing_s - sums.input_wait_s - sums.collective_s - sums.optimizer_s
+    return UpdateParts(
+        compute_s=max(compute, 0.0) / updates,
+        input_wait_s=sums.input_wait_s / updates,
+        collective_s=collective,
+        waiting_s=in_collectives - collective + (slowest_s - sums.seconds) / updates,
+        optimizer_s=sums.optimizer_s / updates,
+        overhead_s=max(sums.seconds - sums.executing_s, 0.0) / updates,
+    )
+
+
+def _exchange_seconds(exchanges: Optional[ExchangeTimes]) -> Optional[float]:
+    """Returns the mean time of an exchange from when the last instance had arrived; None if none was compared."""
+    if exchanges is None or not exchanges.compared:
+        return None
+    return exchanges.seconds.total_s / exchanges.compared

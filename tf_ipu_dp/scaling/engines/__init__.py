@@ -1,0 +1,1 @@
+"""Programs of other engines, each as its own community would write it, and how they are started."""
