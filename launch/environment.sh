@@ -1,5 +1,8 @@
-# Sourced by the wrappers: sets $root and $python, the Python to run with. Usage: source environment.sh TARGET
+# Sourced by the wrappers: sets $root, $python, the Python to run with, and $command, which runs tf_ipu_dp.
+# Usage: source environment.sh TARGET
 # With the target none, $python is the one that an environment would be made with, and none is made.
+# With the target start, $command works without an environment too: help, mistakes and plans come at once, and what
+# needs more starts the wrapper again with TF_IPU_DP_TARGET=run, which makes the environment.
 # When nothing changed this compares one string and starts no Python; all else is python -m tf_ipu_dp.environment.
 #   TF_IPU_DP_PYTHON  a version (3.8), a command or a path, in place of the best Python found
 #   TF_IPU_DP_VENV    where the environment is, in place of .venv
@@ -24,9 +27,10 @@ else:
 ' 2>/dev/null || echo "does not start"
 }
 
-# Sets $base to a Python that can run tf_ipu_dp.environment. Names on the PATH may be shims that fail, so each one is tried.
+# Sets $base to a Python that can run tf_ipu_dp.environment, and $verdict to what check_python says of it.
+# Names on the PATH may be shims that fail, so each one is tried.
 find_python() {
-    local wanted=${TF_IPU_DP_PYTHON:-} versions="3.11 3.10 3.9 3.8" candidates=() candidate verdict version place
+    local wanted=${TF_IPU_DP_PYTHON:-} versions="3.11 3.10 3.9 3.8" candidates=() candidate version place
     if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
         verdict=$(check_python "$wanted")
         [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
@@ -39,7 +43,9 @@ find_python() {
     fi
     if [[ -z $wanted ]]; then
         for candidate in ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3 python; do
-            type -P "$candidate" >/dev/null && [[ $(check_python "$candidate") == sdk ]] && base=$candidate && return
+            type -P "$candidate" >/dev/null || continue
+            verdict=$(check_python "$candidate")
+            [[ $verdict == sdk ]] && base=$candidate && return
         done
     fi
     # An existing environment keeps its Python.
@@ -61,7 +67,8 @@ find_python() {
     return 1
 }
 
-target=$1
+target=${TF_IPU_DP_TARGET:-$1}
+unset TF_IPU_DP_TARGET
 program=launch/${0##*/}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${TF_IPU_DP_VENV:-$root/.venv}
@@ -71,13 +78,22 @@ key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_d
 $(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)
 $(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}."
 python=$venv/bin/python
+ready=$venv/ready-${target/start/run}
 if [[ $target == none ]]; then
     find_python || exit 1
     python=$base
-elif [[ ! -x $python || ! -f $venv/ready-$target || $(<"$venv/ready-$target") != "$key" ]]; then
+elif [[ ! -x $python || ! -f $ready || $(<"$ready") != "$key" ]]; then
     find_python || exit 1
-    python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "$target" \
-        --venv="$venv" --program="$program" --key="$key") || exit $?
-    # This clone is not installed in the Poplar SDK's environment.
-    [[ $python == "$venv/bin/python" ]] || export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    if [[ $target == start && $verdict != sdk ]]; then
+        # Not -m: the directory that the user stands in, and PYTHONPATH, stay as they are.
+        command=("$base" -c 'import sys; sys.path[0] = sys.argv[1]
+from tf_ipu_dp import __main__; __main__.start_without_environment(*sys.argv[2:4], sys.argv[4:])'
+            "$root" "$program" "$root/launch/tf-ipu-dp")
+    else
+        python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "${target/start/run}" \
+            --venv="$venv" --program="$program" --key="$key") || exit $?
+        # This clone is not installed in the Poplar SDK's environment.
+        [[ $python == "$venv/bin/python" ]] || export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    fi
 fi
+[[ -n ${command:-} ]] || command=("$python" -m tf_ipu_dp)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import runpy
 import sys
-from typing import List, NoReturn, Optional
+from typing import Callable, List, NoReturn, Optional
 
-from tf_ipu_dp import __version__
+from tf_ipu_dp import __version__, missing_packages
 
 # The modules that are commands, with what each does. A test checks that every command has a row here.
 COMMANDS = {
@@ -19,24 +19,34 @@ COMMANDS = {
     "monitor": "Shows what the IPUs and the runs do, live, as JSON, recorded, or for Prometheus.",
     "doctor": "Reports what this machine can do, and what is missing.",
     "compare": "Compares the trained weights of two runs, layer by layer.",
+    "collectives": "Shows what a gradient all-reduce costs, measured and simulated.",
+    "scaling": "Runs a scaling study: trains at several sizes, predicts, and explains.",
+    "list": "Lists models, data sets and flag files.",
+    "completion": "Prints what completes commands and flags in bash, zsh or fish.",
     "environment": "Makes the Python environment that launch/train and launch/test use.",
     "emulator": "Runs a program written for the Poplar SDK on this host's CPU.",
     "emulator.poprun": "Replaces the SDK's poprun: starts a program as several instances.",
 }
 _HELP = ("-h", "--help", "help")
+# They run the user's program, which expects TensorFlow.
+_PROGRAM_RUNNERS = ("emulator", "emulator.poprun")
+# Of the standard library alone.
+_WITHOUT_PACKAGES = ("environment", *_PROGRAM_RUNNERS)
 
 
-def main(words: List[str]) -> int:
-    """Lists the commands, or runs the one that the first word names. Returns the exit code."""
+def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
+    """Lists the commands, or runs the one that the first word names, after `prepare`. Returns the exit code."""
     if not words or words[0] in _HELP:
         sys.stdout.write(render_commands())
         return 0
-    if words[0] == "--version":
+    if words[0] == "--version" or (words[1:] == ["--version"] and words[0] in {*COMMANDS} - {*_PROGRAM_RUNNERS}):
         sys.stdout.write(f"tf_ipu_dp {__version__}\n")
         return 0
     if words[0] not in COMMANDS:
         sys.stderr.write(f"tf-ipu-dp: {_explain_unknown_command(words[0])}\n")
         return 1
+    if words[0] not in _WITHOUT_PACKAGES:
+        prepare()
     sys.argv = [words[0], *words[1:]]
     # Like python -m: the command itself ends the process with its exit code.
     runpy.run_module(f"{__package__}.{words[0]}", run_name="__main__", alter_sys=True)
@@ -48,7 +58,7 @@ def render_commands() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
     usage = "usage: tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
-    return "\n".join([usage, "", *lines, "", "tf-ipu-dp COMMAND --help lists a command's flags.", ""])
+    return "\n".join([usage, "", *lines, "", "tf-ipu-dp COMMAND --help lists a command's flags, with examples.", ""])
 
 
 def _explain_unknown_command(word: str) -> str:
@@ -59,8 +69,32 @@ def _explain_unknown_command(word: str) -> str:
     return f"{word} is not a command. {advice}"
 
 
+def start_without_environment(program: str, wrapper: str, words: List[str]) -> NoReturn:
+    """Runs the command line in a clone that has no environment yet: with the packages that help and plans need.
+
+    A command that needs more starts again, through the wrapper in launch/, in the environment that it makes.
+    """
+
+    def prepare() -> None:
+        from tf_ipu_dp import environment
+
+        status = environment.Status(program, sys.stderr)
+        try:
+            sys.path.insert(1, str(environment.make_small(status)))
+        except environment.SetupError as error:
+            status.info(str(error))
+            sys.exit(1)
+
+    missing_packages.explain_at_exit()
+    missing_packages.allow_restart(program, wrapper, words)
+    if words[:1] and words[0] in _PROGRAM_RUNNERS and words[1:] and words[1] not in (*_HELP, "--version"):
+        missing_packages.restart()
+    sys.exit(main(words, prepare))
+
+
 def start(words: Optional[List[str]] = None) -> NoReturn:
     """Runs the command line; the entry point of the console script."""
+    missing_packages.explain_at_exit()
     sys.exit(main(sys.argv[1:] if words is None else words))
 
 

@@ -9,20 +9,60 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import sys
 import textwrap
 from difflib import get_close_matches
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
+from pathlib import Path
+from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
+
+from tf_ipu_dp import __version__, missing_packages
 
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
 
 # Below this width rich would cut the numbers of a table.
 MIN_WIDTH = 60
+_MIN_HELP_WIDTH = 40
+# Set by launch/tf-ipu-dp: the folder of the wrapper, as it was typed.
+_LAUNCH_VARIABLE = "TF_IPU_DP_LAUNCH"
+_COMMAND = re.compile(r"python -m tf_ipu_dp\.(\w+(?:\.\w+)*)")
 _HELP_WORDS = frozenset(f"{dashes}{word}" for dashes in ("-", "--") for word in ("help", "h", "helpshort", "helpfull"))
+# What people type who know other trainers: the flag that is meant, and what to type, with the value that they gave.
+_ALIASES = {
+    "lr": ("learning_rate", "--learning_rate={value}"),
+    "batch": ("micro_batch_size", "--micro_batch_size={value} (one replica) or --global_batch_size={value} (the job)"),
+    "batch_size": (
+        "micro_batch_size",
+        "--micro_batch_size={value} (one replica) or --global_batch_size={value} (the job)",
+    ),
+    "steps": ("epochs", "--epochs={value}steps"),
+    "max_steps": ("epochs", "--epochs={value}steps"),
+    "num_steps": ("epochs", "--epochs={value}steps"),
+    "num_epochs": ("epochs", "--epochs={value}"),
+    "max_epochs": ("epochs", "--epochs={value}"),
+    "max_time": ("time_limit", "--time_limit={value}"),
+    "replicas": ("ipus", "--ipus={value} (each replica takes 1 IPU per pipeline stage)"),
+    "num_replicas": ("ipus", "--ipus={value} (each replica takes 1 IPU per pipeline stage)"),
+    "num_ipus": ("ipus", "--ipus={value}"),
+    "gpus": ("ipus", "--ipus={value}"),
+    "devices": ("ipus", "--ipus={value}"),
+    "workers": ("instances", "--instances={value}"),
+    "num_instances": ("instances", "--instances={value}"),
+    "output": ("run_dir", "--run_dir={value}"),
+    "output_dir": ("run_dir", "--run_dir={value}"),
+    "log_dir": ("run_dir", "--run_dir={value}"),
+    "model_dir": ("run_dir", "--run_dir={value}"),
+    "name": ("run_dir", "--run_dir=runs/{value}"),
+    "checkpoint": ("run_dir", "--run_dir=FOLDER (it resumes from the newest checkpoint of that run)"),
+    "checkpoint_dir": ("run_dir", "--run_dir={value} (its checkpoints are in it)"),
+    "interval": ("watch", "--watch={value}"),
+}
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
+_WORDS_OF_LIBRARIES = re.compile(r"could not convert|is not a number in the range|invalid literal")
+_ERROR_NUMBER = re.compile(r"(Unable to open flagfile: )?\[Errno -?\d+\] ")
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
 _MAX_CHOICES_IN_FORM = 4
@@ -37,6 +77,14 @@ class UsageError(ValueError):
         self.sentences = sentences
 
 
+class Answer(Exception):  # noqa: N818 - it is none
+    """The command line asks for a text, like the version, in place of what the command does."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
     """Runs a command's body and returns its exit code; a user's mistake becomes a sentence, not a traceback."""
     if sys.stdout is None:  # the caller closed it
@@ -45,7 +93,7 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     stderr = sys.stderr if stderr is None else stderr
     try:
-        code = body()
+        code = _run_body(body)
         sys.stdout.flush()
         return code
     except UsageError as error:
@@ -65,6 +113,23 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         return 1
 
 
+def resume_command(run_dir: Path, environ: Mapping[str, str]) -> str:
+    """Returns the command that resumes a run, as it can be pasted."""
+    return as_started(f"python -m tf_ipu_dp.train --run_dir={shlex.quote(str(run_dir))}", environ)
+
+
+def _run_body(body: Callable[[], int]) -> int:
+    try:
+        return body()
+    except Answer as answer:
+        return show(answer.text)
+    except ModuleNotFoundError as error:
+        sentence = missing_packages.handle(error)
+        if sentence:
+            raise UsageError(sentence) from error
+        raise
+
+
 def show(text: str) -> int:
     """Writes the result of a command that has nothing else to do, and returns its exit code."""
     sys.stdout.write(text)
@@ -78,6 +143,8 @@ def wants_help(words: Sequence[str]) -> bool:
 
 def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
     """Sets the flags from the words after the program's name, or refuses the line with all of its mistakes."""
+    if "--version" in _until_end_of_flags(words):
+        raise Answer(f"tf_ipu_dp {__version__}\n")
     fv.set_gnu_getopt(True)
     sentences = _find_refused_absl_flags(words)
     if sentences:
@@ -86,7 +153,8 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
     except flags.CantOpenFlagFileError as error:
         raise UsageError(
-            f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
+            f"--flagfile cannot be read: {_ERROR_NUMBER.sub('', _reason(error))}. Give the path of a text file of "
+            "flags; python -m tf_ipu_dp.list flags shows those that are here."
         ) from None
     except flags.Error as error:
         raise UsageError(f"{_reason(error)}. Write --flagfile=PATH.") from None
@@ -112,12 +180,14 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         raise UsageError(*sentences)
 
 
-def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, width: int) -> str:
-    """Returns the help text: the groups' flags with what they take, what they do and their defaults."""
-    width = max(60, min(width, 120))
-    blocks = [f"usage: {usage}", textwrap.fill(about, width)]
-    column = 2 + max(len(flag_form(fv[name])) for names in groups.values() for name in names)
-    column = min(column, 28) + 2
+def render_help(
+    usage: str, about: str, groups: Groups, fv: flags.FlagValues, width: int, examples: Sequence[str] = ()
+) -> str:
+    """Returns the help text: the groups' flags with what they take, what they do and their defaults, and examples."""
+    width = max(width, _MIN_HELP_WIDTH)
+    blocks = [as_started(f"usage: {usage}", os.environ), textwrap.fill(about, width)]
+    column = 2 + max((len(flag_form(fv[name])) for names in groups.values() for name in names), default=0)
+    column = 6 if width < MIN_WIDTH else min(column, 28) + 2
     for title, names in groups.items():
         lines = [title]
         for name in names:
@@ -132,11 +202,25 @@ def render_help(usage: str, about: str, groups: Groups, fv: flags.FlagValues, wi
             width,
         )
     )
+    if examples:
+        blocks.append("\n".join(["Examples", *(f"  {as_started(line, os.environ)}" for line in examples)]))
     return "\n\n".join(blocks) + "\n"
+
+
+def as_started(text: str, environ: Mapping[str, str]) -> str:
+    """Returns a text with its `python -m tf_ipu_dp.COMMAND` as the user starts commands: from launch/, if so."""
+    launch = environ.get(_LAUNCH_VARIABLE)
+
+    def replace(match: Match[str]) -> str:
+        own = f"{launch}/{match[1]}"
+        return own if os.access(own, os.X_OK) else f"{launch}/tf-ipu-dp {match[1]}"
+
+    return _COMMAND.sub(replace, text) if launch else text
 
 
 def render_problems(program: str, sentences: Sequence[str]) -> str:
     """Returns the text for stderr: a sentence, or a numbered list of several."""
+    sentences = [as_started(_ERROR_NUMBER.sub("", sentence), os.environ) for sentence in sentences]
     if len(sentences) == 1:
         return f"{program}: {sentences[0]}\n"
     lines = [f"{program}: {len(sentences)} problems:"]
@@ -277,7 +361,8 @@ def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tu
     """Returns the name on the line that an absl error is about, and the sentence for the user."""
     text = _reason(error)
     if isinstance(error, flags.UnrecognizedFlagError):
-        return error.flagname, f"--{error.flagname} is not a flag. {_suggest_flag(error.flagname, fv)}"
+        advice = _suggest_flag(error.flagname, _last_value(error.flagname, words), fv)
+        return error.flagname, f"--{error.flagname} is not a flag. {advice}"
     missing = _NO_VALUE.match(text)
     if missing:
         return missing[1], f"--{missing[1]} needs a value: {flag_form(fv[missing[1]])}."
@@ -285,8 +370,13 @@ def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tu
     if bad:
         flag = fv[bad[1]]
         reason = f": {bad[3].rstrip('.')}" if hasattr(flag.parser, "placeholder") else ""
+        if _WORDS_OF_LIBRARIES.search(reason):  # what the flag takes says the same
+            reason = ""
         given = _last_value(bad[1], words)
-        return bad[1], f"--{bad[1]}={_shorten(given)} is not possible{reason}. It takes {_accepted_values(flag)}."
+        near = _nearest_choice(given.lower(), getattr(flag.parser, "enum_values", None) or ())
+        guess = f" Did you mean --{bad[1]}={near}?" if near else ""
+        sentence = f"--{bad[1]}={_shorten(given)} is not possible{reason}.{guess} It takes {_accepted_values(flag)}."
+        return bad[1], sentence
     denied = _NO_ARGUMENT.match(text)
     if denied:
         return denied[1], f"{text}. Write --{denied[1]}, or --{denied[1][2:]}."
@@ -313,9 +403,24 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _suggest_flag(name: str, fv: flags.FlagValues) -> str:
-    near = get_close_matches(name.lower(), list(fv), n=1, cutoff=0.5)
+def _suggest_flag(name: str, value: str, fv: flags.FlagValues) -> str:
+    plain = name.lower().replace("-", "_")
+    flag, form = _ALIASES.get(plain, ("", ""))
+    if flag in fv:
+        return f"Use {form.format(value=_shorten(value) or 'VALUE')}."
+    # Below this, flags that merely share letters would be offered: --precision for --version.
+    near = get_close_matches(plain, list(fv), n=1, cutoff=0.7)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
+
+
+def _nearest_choice(given: str, choices: Sequence[str]) -> Optional[str]:
+    """Returns the choice that was probably meant: of names with a number, like resnet50, that with the nearest one."""
+    parts = re.fullmatch(r"([a-z]+)(\d{1,9})", given)
+    if parts:
+        alike = [each for each in choices if re.fullmatch(parts[1] + r"\d+", each)]
+        if alike:
+            return min(alike, key=lambda each: abs(int(each[len(parts[1]) :]) - int(parts[2])))
+    return next(iter(get_close_matches(given, choices, n=1)), None)
 
 
 def _placeholder(flag: Flag) -> str:
@@ -355,6 +460,8 @@ def _bound_text(bound: float) -> str:
 
 
 def _default_text(flag: Flag) -> str:
-    if flag.default is None or flag.boolean:
+    if flag.default is None or (flag.boolean and _placeholder(flag)):
         return ""
+    if flag.boolean:
+        return f"Default: {'on' if flag.default else 'off'}."
     return f"Default: {flag.default_as_str.strip(chr(39))}."

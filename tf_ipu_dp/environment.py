@@ -2,14 +2,17 @@
 
 Standard library only: when this runs, nothing is installed yet.
 
-Three targets: `run` (one instance), `distributed` (with Horovod), `test` (with test and lint tools).
+Three targets: `run` (one instance), `distributed` (with Horovod), `test` (with test and lint tools). A fourth one,
+`ddp`, adds PyTorch without CUDA, which the scaling study compares with.
 
     launch/train                                  makes .venv in the clone for `run`
     python -m tf_ipu_dp.environment distributed   adds Horovod to the environment of the Python that runs it
+    python -m tf_ipu_dp.environment ddp           adds PyTorch to it
 
 An environment is used only when it is complete. A marker file stands beside it during an installation: a start that
-finds the marker of an interrupted installation begins again, and a start during an installation waits for it. In the
-environment of an enabled Poplar SDK no installed package is ever changed: only missing ones are added.
+finds the marker of an interrupted one finishes it, and a start during an installation waits for it. What a running job
+uses is never replaced. In the environment of an enabled Poplar SDK no installed package is ever changed: only missing
+ones are added.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO
 
+from tf_ipu_dp import installed_packages
+
 HOROVOD = "horovod==0.28.1"
 # cmake 4 rejects Horovod's CMakeLists; setuptools 70 breaks its setup.py. With ninja no make has to be installed.
 _HOROVOD_BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
@@ -43,6 +48,12 @@ TARGETS: Dict[str, Sequence[str]] = {
     "distributed": ("host", "plots", "distributed"),
     "test": ("host", "distributed", "plots", "test", "lint"),
 }
+# What help, refusals and plans need.
+_SMALL = ("absl-py", "rich")
+ADDED = ("distributed", "ddp")  # what can be added to an environment that launch/ has not made
+TORCH = "torch==2.13.0" if sys.version_info >= (3, 10) else "torch==2.8.0"
+# What PyTorch imports. Its own list has a setuptools too that TensorBoard 2.15 and Horovod cannot use, for extensions.
+_TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
 # Horovod's setup.py passes make's VERBOSE=1 to every build tool; ninja would take it for a target.
 _CMAKE_FOR_NINJA = """#!/bin/sh
 for word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done
@@ -97,9 +108,12 @@ class Status:
 def main(words: Sequence[str]) -> int:
     """Makes the environment and prints the path of its Python."""
     parser = argparse.ArgumentParser(
-        prog="python -m tf_ipu_dp.environment", description=__doc__.split("\n", maxsplit=1)[0]
+        prog="python -m tf_ipu_dp.environment",
+        description=__doc__.split("\n", maxsplit=1)[0],
+        epilog="Examples\n  python -m tf_ipu_dp.environment distributed",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", choices=sorted(TARGETS), help="what the environment is for")
+    parser.add_argument("target", choices=sorted({*TARGETS, *ADDED}), help="what the environment is for")
     parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
     parser.add_argument("--program", default="environment", help="name in front of messages")
     parser.add_argument("--key", default="", help="what launch/environment.sh compares before it skips this program")
@@ -114,7 +128,7 @@ def main(words: Sequence[str]) -> int:
         status.info(f"the environment cannot be made: {error}. Fix that, or set TF_IPU_DP_VENV to another directory.")
         return 1
     except KeyboardInterrupt:
-        status.info("interrupted; the next start repeats the installation.")
+        status.info("interrupted; the next start finishes the installation.")
         return 130
     print(python)
     return 0
@@ -122,6 +136,12 @@ def main(words: Sequence[str]) -> int:
 
 def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
     """Returns a Python that has what the target needs; installs what is missing."""
+    if target == "ddp":
+        if venv is not None:
+            raise SetupError("PyTorch is added to the environment of the Python that runs this. Leave --venv out.")
+        with _lock(_shared_lock(), status):
+            _install_torch(Path(sys.executable), cache_dir(), status)
+        return Path(sys.executable)
     if has_poplar_tensorflow():
         if _missing_in_sdk(target):
             with _lock(_shared_lock(), status):
@@ -130,7 +150,8 @@ def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
     if venv is None:
         if target != "distributed":
             raise SetupError(
-                f"environments for {target!r} are made by launch/; only 'distributed' can be added to this one."
+                f"environments for {target!r} are made by launch/; "
+                f"only {' and '.join(map(repr, ADDED))} can be added to this one."
             )
         with _lock(_shared_lock(), status):
             _install_horovod(Path(sys.executable), cache_dir(), status)
@@ -147,6 +168,30 @@ def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
             if key and _is_complete(venv, name):
                 _write(venv / f"ready-{name}", key)
     return venv / "bin" / "python"
+
+
+def make_small(status: Status) -> Path:
+    """Returns a folder with the few packages that help, refusals and plans need, which all clones share.
+
+    An environment with TensorFlow takes minutes to make, these take seconds.
+    """
+    if is_made_by_launch(Path(sys.prefix)):  # it is about to be updated, and has them
+        return next(Path(sys.prefix, "lib").glob("python3*/site-packages"))
+    constraints = _constraints()
+    wanted = [line for line in requirements(_ROOT / "setup.cfg", ()) if _name(line) in _SMALL]
+    # Other pins are no reason to get them again: a plan then needs no network.
+    digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()
+    folder = cache_dir() / "packages" / f"python{_python_version()}-{digest[:16]}"
+    if folder.exists():
+        return folder
+    with _lock(_sibling(folder, "lock"), status):
+        if not folder.exists():
+            status.info(f"getting {' and '.join(_SMALL)} for help and plans (1 MB, once).")
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as scratch:
+                words = ["install", "--target", f"{scratch}/packages", "-c", str(constraints), *wanted]
+                _pip(_python_with_pip(Path(scratch), status), words, folder.parent, status, "Installing them")
+                Path(scratch, "packages").replace(folder)
+    return folder
 
 
 def has_poplar_tensorflow() -> bool:
@@ -209,17 +254,26 @@ def _make_venv(target: str, venv: Path, status: Status) -> None:
         raise SetupError(
             f"{venv} exists but was not made by launch/. Remove it, or set TF_IPU_DP_VENV to another directory."
         )
-    if marker.exists():
-        status.info(f"the last installation into {venv.name} did not finish; starting it again.")
-        state = {}
-    elif state and not (venv / "bin" / "python").exists():
+    if not (venv / "bin" / "python").exists() and state:
         status.info(f"the Python that {venv.name} was made with no longer exists; making it again.")
         state = {}
     elif state and state.get("python") != _python_version():
-        status.info(
-            f"{venv.name} was made with Python {state.get('python')}; making it again with {_python_version()}."
-        )
+        change = f"{venv.name} was made with Python {state.get('python')}"
+        _refuse_if_used(venv, f"{change} and would be made again with {_python_version()}")
+        status.info(f"{change}; making it again with {_python_version()}.")
         state = {}
+    elif state:
+        replaced = installed_packages.find_replaced(venv, _constraints())
+        if replaced:
+            _refuse_if_used(venv, f"the pinned versions changed, and {', '.join(replaced)} would be replaced")
+    was_interrupted = marker.exists()
+    if was_interrupted and state:
+        # Only an environment that was complete once has a state.
+        damaged = installed_packages.remove_damaged(venv)
+        what = f"repairing {', '.join(damaged)}" if damaged else "finishing it"
+        status.info(f"the last addition to {venv.name} was interrupted; {what}.")
+    elif was_interrupted:
+        status.info(f"the last installation into {venv.name} did not finish; starting it again.")
     extras = sorted({*state.get("extras", ()), *TARGETS[target]})
     marker.touch()
     try:
@@ -227,11 +281,20 @@ def _make_venv(target: str, venv: Path, status: Status) -> None:
     except KilledError:
         raise
     except SetupError:
-        if state:
+        if state and not was_interrupted:
             marker.unlink()  # pip failed before it changed anything: the environment is still complete
         raise
     _write(venv / _STATE, json.dumps({"fingerprint": _fingerprint(), "extras": extras, "python": _python_version()}))
     marker.unlink()
+
+
+def _refuse_if_used(venv: Path, change: str) -> None:
+    user = installed_packages.find_user(venv)
+    if user is not None:
+        raise SetupError(
+            f"{change}, but process {user} is using {venv}. Start again when it has ended, or set TF_IPU_DP_VENV to "
+            "another directory."
+        )
 
 
 def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]], status: Status) -> None:
@@ -254,8 +317,7 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     else:
         status.info(f"adding the missing packages to {venv.name}.")
     wanted = [line for line in requirements(_ROOT / "setup.cfg", extras) if not line.startswith("horovod")]
-    constraints = _ROOT / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
-    _pip(python, ["install", "-c", str(constraints), *wanted], venv, status, "Installing the packages")
+    _pip(python, ["install", "-c", str(_constraints()), *wanted], venv, status, "Installing the packages")
     status.progress("testing TensorFlow")
     _run([str(python), "-c", "import tensorflow"], venv, status, "Importing TensorFlow")
     if "distributed" in extras:
@@ -263,6 +325,18 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     compiling = [str(python), "-m", "compileall", "-q", str(_ROOT / "tf_ipu_dp")]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
     status.info(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
+
+
+def _constraints() -> Path:
+    return _ROOT / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
+
+
+def _python_with_pip(scratch: Path, status: Status) -> Path:
+    """Returns this Python, or one in an environment of its own where this one comes without pip."""
+    if importlib.util.find_spec("pip"):
+        return Path(sys.executable)
+    _run([sys.executable, "-m", "venv", f"{scratch}/venv"], scratch, status, "Making a virtual environment")
+    return scratch / "venv" / "bin" / "python"
 
 
 def _point_to_clone(venv: Path) -> None:
@@ -319,6 +393,32 @@ def _install_horovod(python: Path, log_dir: Path, status: Status) -> None:
     _pip(python, ["install", str(wheel)], log_dir, status, "Installing Horovod")
     status.progress("testing Horovod")
     _run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Importing Horovod")
+
+
+def _install_torch(python: Path, log_dir: Path, status: Status) -> None:
+    """Installs the CPU build of PyTorch. Installed packages stay as they are."""
+    if sys.version_info < (3, 9):
+        raise SetupError(
+            f"PyTorch cannot be added to Python {_python_version()}: it needs newer typing-extensions than TensorFlow "
+            "2.6 takes. Use Python 3.9 or later."
+        )
+    # On Linux, the build for x86-64 without this label brings several GB of CUDA along.
+    with_cuda = sys.platform == "linux" and platform.machine() == "x86_64"
+    wanted = f"{TORCH}+cpu" if with_cuda else TORCH
+    status.info(f"installing {wanted} (about 190 MB; 850 MB on disk).")
+    limits = ["-c", str(_constraints())] if _constraints().exists() else []  # a wheel of this package has none
+    try:
+        _pip(python, ["install", "--no-deps", wanted], log_dir, status, "Installing PyTorch")
+    except SetupError as problem:
+        if "No matching distribution" not in str(problem):
+            raise
+        raise SetupError(
+            f"pip finds no {wanted}, PyTorch's build without CUDA. PyTorch's installation page names the package index "
+            "for CPU: set PIP_EXTRA_INDEX_URL to it and repeat this, or install any torch from 2.4 on yourself."
+        ) from problem
+    _pip(python, ["install", *limits, *_TORCH_NEEDS], log_dir, status, "Installing what PyTorch needs")
+    status.progress("testing PyTorch")
+    _run([str(python), "-c", "import torch.distributed"], log_dir, status, "Importing PyTorch")
 
 
 def _cached_horovod_wheels(tensorflow: str) -> List[Path]:

@@ -28,6 +28,7 @@ def test_the_wheel_has_every_module_the_data_and_the_console_script(tmp_path):
         (entry_points,) = (wheel.read(name).decode() for name in names if name.endswith("/entry_points.txt"))
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_ipu_dp").rglob("*.py")}
     others = {"tf_ipu_dp/py.typed", "tf_ipu_dp/datasets/fashion_mini.npz", "tf_ipu_dp/datasets/fashion_mini.txt"}
-    assert modules | others <= names
+    profiles = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_ipu_dp").rglob("*.ini")}
+    assert profiles and modules | others | profiles <= names
     assert not [name for name in names if not name.startswith("tf_ipu_dp")]
     assert entry_points == "[console_scripts]\ntf-ipu-dp = tf_ipu_dp.__main__:start\n"

@@ -1,4 +1,4 @@
-"""launch/train and launch/test in a copy of the project that nobody has started before."""
+"""The commands of launch/ in a copy of the project that nobody has started before."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tf_ipu_dp
+from tf_ipu_dp import __main__
 
 ROOT = Path(__file__).resolve().parents[2]
 # What mypy knows already comes along: checking the types of TensorFlow's callers anew would take a minute.
@@ -28,7 +29,9 @@ UNREACHABLE = {
     "PIP_FIND_LINKS": None,
     "PIP_NO_CACHE_DIR": "1",
 }
-OURS = ("VIRTUAL_ENV", "PYTHONPATH", "POPLAR_SDK_ENABLED", "TF_IPU_DP_VENV", "TF_IPU_DP_PYTHON")
+# A run, which needs the environment: plans do without.
+TRAINING = ("--model=mlp", "--ipus=8", "--epochs=1steps")
+OURS = ("VIRTUAL_ENV", "PYTHONPATH", "POPLAR_SDK_ENABLED", "TF_IPU_DP_VENV", "TF_IPU_DP_PYTHON", "TF_IPU_DP_LAUNCH")
 
 
 def leave_out(folder, names):
@@ -40,6 +43,7 @@ def leave_out(folder, names):
 def clone(tmp_path_factory):
     path = tmp_path_factory.mktemp("machine") / "tf_ipu_dp"
     shutil.copytree(ROOT, path, ignore=leave_out)
+    run(path, "train", "--help")  # gets the few packages that plans need, if this machine does not have them yet
     return path
 
 
@@ -93,10 +97,85 @@ def check_that_more_than_one_instance_gets_horovod(clone):
     assert subprocess.run(installed, check=True, capture_output=True, text=True).stdout != "None\n"
 
 
+def check_that_an_interrupted_addition_is_repaired(clone):
+    # As if pip had been killed while it unpacked rich.
+    site = next(clone.glob(".venv/lib/python3*/site-packages"))
+    (site / "rich" / "table.py").unlink()
+    (clone / ".venv.installing").touch()
+    shutil.rmtree(site / "tqdm")
+    (next(site.glob("tqdm-*.dist-info")) / "RECORD").unlink()
+    (clone / ".venv" / "ready-run").unlink(missing_ok=True)
+    made = (clone / ".venv" / "pyvenv.cfg").stat()
+    code, out, err = run(clone, "train", *TRAINING)
+    assert code == 0 and "Updates " in out, err
+    assert "the last addition to .venv was interrupted; repairing rich, tqdm." in err and "making" not in err
+    assert (clone / ".venv" / "pyvenv.cfg").stat().st_mtime_ns == made.st_mtime_ns
+    assert run(clone, "train", "--ipus=8", "--dry_run")[::2] == (0, "")
+
+
+def check_that_what_a_job_uses_is_not_replaced(clone, pins):
+    before = pins.read_text(encoding="utf-8")
+    pins.write_text(re.sub(r"(?m)^rich==.*", "rich==13.7.0", before), encoding="utf-8")
+    python = clone / ".venv" / "bin" / "python"
+    with subprocess.Popen([str(python), "-c", "input()"], stdin=subprocess.PIPE) as job:
+        code, _, err = run(clone, "train", *TRAINING)
+        job.communicate(b"\n")
+    assert code == 1 and f"rich would be replaced, but process {job.pid} is using {clone / '.venv'}" in err
+    pins.write_text(before, encoding="utf-8")
+    assert run(clone, "train", "--ipus=8", "--dry_run")[::2] == (0, "")
+
+
+ANSWERED_AT_ONCE = {
+    "help": (["train", "--help"], 0, "usage: "),
+    "a typo": (["train", "--ipuss=8"], 1, "train: --ipuss is not a flag. Did you mean --ipus?\n"),
+    "a refused plan": (["train", "--ipus=6"], 1, "train: --ipus=6 is not possible"),
+    "a plan": (["train", "--ipus=8", "--dry_run"], 0, "replica 7  IPU 7"),
+    "a plan of several instances": (["launch", "--instances=2", "--dry_run", "--", "--ipus=4"], 0, "replica 3  IPU 3"),
+    "the IPUs": (["monitor", "--sdk=emulator"], 0, "IPU"),
+    "what can be trained": (["tf-ipu-dp", "list"], 0, "resnet50"),
+    "sizes": (["collectives", "size", "--model=mlp"], 0, "bytes"),
+}
+
+
+@pytest.mark.slow
+def test_what_needs_no_tensorflow_is_answered_before_anything_large_is_installed(clone, tmp_path, emulator_dir):
+    other = {"TF_IPU_DP_CACHE": str(tmp_path / "cache"), "TF_IPU_DP_VENV": str(tmp_path / "venv")}
+    # The version needs no package at all, so it needs no network either.
+    assert run(clone, "train", "--version", **other, **UNREACHABLE)[1] == f"tf_ipu_dp {tf_ipu_dp.__version__}\n"
+    code, out, err = run(clone, "train", "--help", **other, **UNREACHABLE)
+    assert (code, out) == (1, "") and "launch/train: the package index cannot be reached" in err
+    said = ""
+    for words, expected, part in ANSWERED_AT_ONCE.values():
+        code, out, err = run(clone, *words, **other)
+        assert code == expected and part in out + err, (words, out, err)
+        said += err
+    assert said.count("getting absl-py and rich") == 1
+    assert not (tmp_path / "venv").exists()
+    assert "tensorflow" not in " ".join(path.name for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("command", __main__.COMMANDS)
+def test_every_command_has_help_without_an_environment_and_names_itself_as_it_was_started(clone, tmp_path, command):
+    code, out, err = run(clone, "tf-ipu-dp", command, "--help", TF_IPU_DP_VENV=str(tmp_path / "venv"))
+    assert (code, err) == (0, "") and out.startswith("usage: ") and "Examples" in out
+    own = clone / "launch" / command
+    if own.exists():
+        assert run(clone, command, "--help", TF_IPU_DP_VENV=str(tmp_path / "venv")) == (code, out, err)
+        if command != "emulator":  # it knows nothing of launch/
+            assert f"usage: {own}" in out and "python -m" not in out
+
+
+def test_every_command_that_users_start_has_a_wrapper(clone):
+    without = {"list", "completion", "environment", "emulator.poprun"}
+    assert [name for name in __main__.COMMANDS if not os.access(clone / "launch" / name, os.X_OK)] == [
+        name for name in __main__.COMMANDS if name in without
+    ]
+
+
 @pytest.mark.slow
 def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(clone):
     # Interrupted while pip is at work: killed, with no chance to clean up.
-    first = start(clone, "train", "--ipus=8", "--dry_run")
+    first = start(clone, "train", *TRAINING)
     log = clone / ".venv" / "install.log"
     deadline = time.monotonic() + 600
     while not (log.exists() and "Collecting " in log.read_text(errors="replace")):
@@ -111,11 +190,11 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     (half / "__init__.py").write_text("import ", encoding="utf-8")
     shutil.rmtree(clone / ".venv" / "bin")
 
-    # Two starts at once: one repairs, the other waits, both show the plan.
-    both = [start(clone, "train", "--ipus=8", "--dry_run") for _ in range(2)]
+    # Two starts at once: one repairs, the other waits, both train.
+    both = [start(clone, "train", *TRAINING) for _ in range(2)]
     results = [(*process.communicate(timeout=1200), process.returncode) for process in both]
     assert [code for _, _, code in results] == [0, 0], results
-    assert all("replica 7  IPU 7" in out for out, _, _ in results)
+    assert all("Updates " in out for out, _, _ in results)
     said = "".join(err for _, err, _ in results)
     assert said.count("did not finish; starting it again") == 1 and said.count("is ready after") == 1
     assert said.count("waiting for it") == 1
@@ -126,7 +205,9 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
         ["bash", "-x", str(clone / "launch" / "train"), "--help"], env=surroundings(), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert traced.returncode == 0 and "find_python" not in traced.stderr and "tf_ipu_dp.train" in traced.stderr
+    assert (
+        traced.returncode == 0 and "find_python" not in traced.stderr and "-m tf_ipu_dp train --help" in traced.stderr
+    )
 
     # Nor where almost nothing is set.
     bare = subprocess.run(
@@ -140,8 +221,10 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     before = pins.read_text(encoding="utf-8")
     pins.write_text(re.sub(r"(?m)^rich==.*", "rich==13.7.0", before), encoding="utf-8")
     for _ in range(2):
-        code, _, err = run(clone, "train", "--dry_run", **UNREACHABLE)
+        code, _, err = run(clone, "train", *TRAINING, **UNREACHABLE)
         assert code == 1 and "the package index cannot be reached" in err and "making" not in err
+        # Plans need no update.
+        assert run(clone, "train", "--ipus=8", "--dry_run", **UNREACHABLE)[::2] == (0, "")
     pins.write_text(before, encoding="utf-8")
     assert run(clone, "train", "--ipus=8", "--dry_run")[::2] == (0, "")
 
@@ -152,6 +235,9 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     assert run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_PYTHON=None, **activated)[::2] == (0, "")
 
     check_that_more_than_one_instance_gets_horovod(clone)
+
+    check_that_an_interrupted_addition_is_repaired(clone)
+    check_that_what_a_job_uses_is_not_replaced(clone, pins)
 
     # The same environment grows for the tests. With a cached wheel Horovod is not built again.
     code, out, err = run(clone, "test", "tests/unit/test_cli.py", "-q")
@@ -167,7 +253,7 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
 
 @pytest.mark.slow
 def test_an_unreachable_index_is_one_sentence_and_leaves_nothing_that_would_be_used(clone, tmp_path):
-    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **UNREACHABLE)
+    code, out, err = run(clone, "train", *TRAINING, TF_IPU_DP_VENV=str(tmp_path / "venv"), **UNREACHABLE)
     assert code == 1 and not out
     assert "launch/train: the package index cannot be reached" in err.splitlines()[-1]
     assert not (tmp_path / "venv" / "ready-run").exists()
@@ -177,13 +263,13 @@ def test_an_environment_that_is_not_ours_is_left_alone(clone, tmp_path):
     theirs = tmp_path / "venv"
     theirs.mkdir()
     (theirs / "precious").touch()
-    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(theirs))
+    code, _, err = run(clone, "train", *TRAINING, TF_IPU_DP_VENV=str(theirs))
     assert code == 1 and "was not made by launch/. Remove it, or set TF_IPU_DP_VENV" in err
     assert [path.name for path in theirs.iterdir()] == ["precious"]
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(clone):
-    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV="/proc/tf_ipu_dp/venv")
+    code, _, err = run(clone, "train", *TRAINING, TF_IPU_DP_VENV="/proc/tf_ipu_dp/venv")
     assert code == 1 and len(err.splitlines()) == 1
     assert "/proc/tf_ipu_dp cannot be written" in err and "Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE" in err
 

@@ -5,6 +5,7 @@ import io
 import pytest
 from absl import flags
 
+import tf_ipu_dp
 from tf_ipu_dp import cli
 
 
@@ -93,6 +94,22 @@ def test_a_flag_like_none_of_ours_is_refused_without_a_guess():
     assert sentences("--verbosity=1") == ["--verbosity is not a flag. See --help for those that are."]
 
 
+def test_a_flag_that_only_shares_letters_is_not_offered():
+    assert sentences("--just") == ["--just is not a flag. See --help for those that are."]
+
+
+def test_a_choice_that_is_nearly_right_is_offered():
+    assert sentences("--sdk=popler") == [
+        "--sdk=popler is not possible. Did you mean --sdk=poplar? It takes auto or poplar."
+    ]
+
+
+def test_the_numbers_of_errors_are_not_shown():
+    assert cli.render_problems("train", ["x cannot be read: [Errno 2] No such file or directory: 'x'."]) == (
+        "train: x cannot be read: No such file or directory: 'x'.\n"
+    )
+
+
 def test_a_missing_value_is_reported():
     assert sentences("--ipus") == ["--ipus needs a value: --ipus=N."]
 
@@ -104,6 +121,7 @@ def test_an_unreadable_flag_file_is_one_sentence(tmp_path, content):
         path.write_bytes(content)
     (sentence,) = sentences(f"--flagfile={path}")
     assert sentence.startswith("--flagfile cannot be read: ")
+    assert "Errno" not in sentence and "Unable to open" not in sentence
 
 
 def test_a_mistake_in_a_flag_file_is_reported_too(tmp_path):
@@ -117,10 +135,38 @@ def test_help_shows_groups_forms_and_defaults():
     assert text == (
         "usage: prog\n\nAbout it.\n\n"
         "Where\n  --ipus=N           How many. Default: 1.\n  --sdk=auto|poplar  Which. Default: auto.\n\n"
-        "Output\n  --[no]json         As JSON.\n\n"
+        "Output\n  --[no]json         As JSON. Default: off.\n\n"
         "--flagfile=PATH reads flags from a file, one per line; a flag on the command\n"
         "line wins over the file's.\n"
     )
+
+
+@pytest.mark.parametrize("width", [40, 59, 60, 80, 120, 200])
+def test_help_is_as_wide_as_the_terminal(width):
+    fv = make_flags()
+    flags.DEFINE_bool("long", True, "Some words of this text. " * 20, flag_values=fv)
+    text = cli.render_help("prog", "Some words of this text. " * 20, {"All": ("ipus", "long")}, fv, width)
+    assert width - 10 < max(map(len, text.splitlines())) <= width
+    assert "Default: on." in text.replace("\n" + " " * 6, " ")
+
+
+def test_help_ends_with_the_examples():
+    text = cli.render_help("prog", "About it.", {"Where": ("ipus",)}, make_flags(), 80, ["prog --ipus=8"])
+    assert text.endswith("file's.\n\nExamples\n  prog --ipus=8\n")
+
+
+def test_commands_are_named_as_they_are_started(tmp_path):
+    (tmp_path / "train").touch(mode=0o755)
+    text = "Use python -m tf_ipu_dp.train --ipus=8, or python -m tf_ipu_dp.emulator.poprun."
+    assert cli.as_started(text, {}) == text
+    assert cli.as_started(text, {"TF_IPU_DP_LAUNCH": str(tmp_path)}) == (
+        f"Use {tmp_path}/train --ipus=8, or {tmp_path}/tf-ipu-dp emulator.poprun."
+    )
+
+
+def test_the_version_is_an_answer_and_no_run(capsys):
+    assert cli.run("train", lambda: parse("--ipus=0", "--version")["ipus"], io.StringIO()) == 0
+    assert capsys.readouterr().out == f"tf_ipu_dp {tf_ipu_dp.__version__}\n"
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "-help", "--helpfull"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import venv
@@ -45,7 +46,7 @@ def test_this_environment_has_the_versions_of_its_constraints():
     installed = {found.metadata["Name"].lower().replace("_", "-"): found.version for found in metadata.distributions()}
     installed.pop("pip", None)
     assert {name: version for name, version in installed.items() if name in pins and pins[name] != version} == {}
-    unpinned = set(installed) - set(pins) - {"horovod", "protobuf"}
+    unpinned = set(installed) - set(pins) - {"horovod", "protobuf", "torch"}
     assert unpinned == set()
 
 
@@ -114,3 +115,93 @@ def test_a_missing_horovod_in_a_foreign_environment_is_a_sentence_with_the_comma
         f"--instances=4 needs Horovod, and {python} has none. "
         "Build it with: python -m tf_ipu_dp.environment distributed\n"
     )
+
+
+@pytest.fixture
+def complete_venv(tmp_path, monkeypatch):
+    """An environment that counts as complete for `run`; what would be installed into it is only written down."""
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    state = {"fingerprint": environment._fingerprint(), "extras": ["host", "plots"]}
+    environment._write(folder / "tf_ipu_dp.json", json.dumps({**state, "python": environment._python_version()}))
+    calls = []
+    monkeypatch.setattr(environment, "_install", lambda _, extras, present, __: calls.append((extras, present)))
+    return folder, calls
+
+
+def test_a_complete_environment_is_used_as_it_is(complete_venv):
+    folder, calls = complete_venv
+    status = environment.Status("x", io.StringIO())
+    assert environment.make("run", folder, "", status) == folder / "bin" / "python"
+    assert calls == []
+
+
+def test_an_interrupted_addition_is_finished_and_nothing_is_made_again(complete_venv):
+    folder, calls = complete_venv
+    (folder.parent / "venv.installing").touch()
+    said = io.StringIO()
+    environment.make("run", folder, "", environment.Status("x", said))
+    assert calls == [(["host", "plots"], ["host", "plots"])]
+    assert said.getvalue() == "x: the last addition to venv was interrupted; finishing it.\n"
+    assert not (folder.parent / "venv.installing").exists()
+
+
+def test_a_repair_that_fails_is_tried_again_by_the_next_start(complete_venv, monkeypatch):
+    folder, _ = complete_venv
+    (folder.parent / "venv.installing").touch()
+
+    def fail(*_):
+        raise environment.SetupError("no network")
+
+    monkeypatch.setattr(environment, "_install", fail)
+    with pytest.raises(environment.SetupError):
+        environment.make("run", folder, "", environment.Status("x", io.StringIO()))
+    assert (folder.parent / "venv.installing").exists()
+
+
+def test_an_environment_in_use_is_not_made_again_for_another_python(complete_venv):
+    folder, calls = complete_venv
+    state = json.loads((folder / "tf_ipu_dp.json").read_text(encoding="utf-8"))
+    environment._write(folder / "tf_ipu_dp.json", json.dumps({**state, "python": "3.7"}))
+    command = [str(folder / "bin" / "python"), "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        job.stdout.readline()
+        with pytest.raises(environment.SetupError) as caught:
+            environment.make("run", folder, "", environment.Status("x", io.StringIO()))
+        job.communicate(b"\n")
+    assert str(caught.value) == (
+        f"venv was made with Python 3.7 and would be made again with {environment._python_version()}, but process "
+        f"{job.pid} is using {folder}. Start again when it has ended, or set TF_IPU_DP_VENV to another directory."
+    )
+    assert calls == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="PyTorch cannot be added to this Python")
+def test_without_a_cpu_build_of_pytorch_a_sentence_says_where_to_find_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF_IPU_DP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(environment.SetupError, match=r"pip finds no torch==.*installation page.*PIP_EXTRA_INDEX_URL"):
+        environment.make("ddp", None, "", environment.Status("x", io.StringIO()))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 9), reason="PyTorch can be added to this Python")
+def test_pytorch_is_not_added_to_the_python_of_the_sdk(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF_IPU_DP_CACHE", str(tmp_path))
+    with pytest.raises(environment.SetupError, match=r"Use Python 3\.9 or later"):
+        environment.make("ddp", None, "", environment.Status("x", io.StringIO()))
+
+
+def test_pytorch_is_added_to_the_running_environment_alone(tmp_path):
+    with pytest.raises(environment.SetupError, match="Leave --venv out"):
+        environment.make("ddp", tmp_path, "", environment.Status("x", io.StringIO()))
+
+
+def test_the_extra_for_pytorch_takes_the_release_that_is_installed():
+    (line,) = set(environment.requirements(ROOT / "setup.cfg", ["ddp"])) - set(
+        environment.requirements(ROOT / "setup.cfg", [])
+    )
+    least, below = (int(part.split(".")[0]) for part in line.split(";")[0].replace("torch>=", "").split(",<"))
+    assert least <= int(environment.TORCH.partition("==")[2].split(".")[0]) < below
