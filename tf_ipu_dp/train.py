@@ -17,11 +17,22 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info, lookup
-from tf_ipu_dp.distributed import world
+from tf_ipu_dp.distributed import job, world
 from tf_ipu_dp.planning import plan, relayout
+from tf_ipu_dp.runs import saved_flags
+
+_GIVEN_BY_POPRUN = ("ipus", "instances", "hosts", "pipeline_stages")
+_GIVEN_BY_RANKS = ("instances", "hosts")
+
+_EXAMPLES = (
+    "python -m tf_ipu_dp.train --ipus=8 --run_dir=runs/first",
+    "python -m tf_ipu_dp.train --ipus=8 --dry_run",
+    "python -m tf_ipu_dp.train --flagfile=flags/resnet50_2_ipus.flags --dataset=synthetic --epochs=40steps",
+    "python -m tf_ipu_dp.train --run_dir=runs/first --evaluate",
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,9 +41,9 @@ def main(words: Sequence[str]) -> int:
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
-    cfg = _parse(words)
     launched = world.read_launched(os.environ)
     ranks = None if launched else world.read_ranks(os.environ)
+    cfg = _parse(words, launched, ranks)
     with _error_saved_for_launcher(cfg, launched or ranks):
         return _run(cfg, words, launched, ranks, began)
 
@@ -52,6 +63,7 @@ def _run(
     if cfg.dry_run:
         _show(cfg, run)
         return 0
+    missing_packages.require("tensorflow")
     if run.topology.instances > 1 and not (launched or ranks):
         # The launcher starts this command once for each instance.
         launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
@@ -98,24 +110,16 @@ def _keep_saved_global_batch(
     cfg: train_flags.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
 ) -> train_flags.TrainConfig:
     """Returns the config of a resumed run with its saved global batch, if the IPUs can divide it."""
-    if cfg.run_dir is None or not cfg.resume or cfg.evaluate or cfg.input_only:
-        return cfg
-    from tf_ipu_dp.runs import run_folder
-
-    folder = run_folder.RunFolder(Path(cfg.run_dir))
-    saved = folder.read_plan() if folder.has_checkpoints() else None
-    return relayout.keep_global_batch(cfg, dataset, saved.job_batch, launched) if saved else cfg
+    saved = job.read_saved_batch(cfg)
+    return relayout.keep_global_batch(cfg, dataset, saved, launched) if saved else cfg
 
 
-def _parse(words: Sequence[str]) -> train_flags.TrainConfig:
-    """Parses the command line; with --evaluate, the run's saved flags are the defaults."""
-    cfg = _with_expanded_paths(train_flags.parse(words))
-    if cfg.evaluate and cfg.run_dir is not None:
-        from tf_ipu_dp.runs import run_folder
-
-        saved = run_folder.read_flags_to_evaluate(Path(cfg.run_dir))
-        cfg = _with_expanded_paths(train_flags.parse([*saved, *words]))
-    return cfg
+def _parse(
+    words: Sequence[str], launched: Optional[plan.LaunchedTopology], ranks: Optional[world.Ranks]
+) -> train_flags.TrainConfig:
+    """Parses the command line. The saved flags of a run that is resumed or evaluated are the defaults."""
+    decided = _GIVEN_BY_POPRUN if launched else _GIVEN_BY_RANKS if ranks else ()
+    return _with_expanded_paths(saved_flags.complete(words, decided).config)
 
 
 def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfig:
@@ -182,7 +186,28 @@ def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
         text = report.render_mermaid(run, ascii_only)
     else:
         text = report.render_plan(run, _width(), ascii_only)
+        text += _render_prediction(cfg, run)
     sys.stdout.write(text)
+
+
+def _render_prediction(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> str:
+    """Returns what the calibration of this machine predicts for the job's all-reduce; nothing without one."""
+    from tf_ipu_dp.collectives import calibration_file
+
+    path = calibration_file.path(os.environ)
+    if run.topology.instances == 1 or not path.exists():
+        return ""
+    from tf_ipu_dp.collectives import buckets, calibration, job_prediction
+
+    try:
+        found = calibration.load(path)
+    except cli.UsageError as error:  # the plan is complete without it
+        return f"\nnote: {error}\n"
+    size = buckets.job_size(
+        run, precision=cfg.precision, deterministic=cfg.deterministic, threshold=buckets.FUSION_THRESHOLD
+    )
+    predicted = job_prediction.predict_job(run, size, found) if found is not None else None
+    return "" if predicted is None else f"\n{predicted.render()}\n"
 
 
 def _width() -> int:
@@ -197,6 +222,7 @@ def _help() -> str:
         train_flags.GROUPS,
         train_flags.make_flags(),
         shutil.get_terminal_size().columns,
+        _EXAMPLES,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import re
 import shutil
@@ -14,6 +15,8 @@ import time
 
 import numpy as np
 import pytest
+
+from tf_ipu_dp.emulator.devices import registry
 
 SMALL = ("--model=mlp", "--dataset=synthetic", "--sdk=emulator", "--image_size=28")
 RUN = (*SMALL, "--ipus=4", "--micro_batch_size=16", "--device_iterations=4", "--epochs=2", "--deterministic")
@@ -44,8 +47,9 @@ def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole, steps_of):
         "config.json", "run.flags", "plan.json", "metrics.jsonl", "result.json", "checkpoints", "tensorboard", "export",
     }  # fmt: skip
     assert re.search(r"^compiling\.\.\. \d+ s$", done.stderr, re.MULTILINE)
-    line = r"^step 144/256  loss \d+\.\d{4}  accuracy \d\.\d{3}  [\d,]+ samples/s \([\d,]+ per replica\)  eta \d+ s$"
-    assert re.search(line, done.stderr, re.MULTILINE)
+    score = r"loss \d+\.\d{4}  accuracy \d+\.\d %  learning rate \S+"
+    speed = r"[\d,]+ samples/s \([\d,]+ per replica\)  eta \d+ s"
+    assert re.search(rf"^step 144/256  epoch 1\.12  {score}  {speed}$", done.stderr, re.MULTILINE)
     assert "\b" not in done.stderr and "\r" not in done.stderr
     for row in ("Compiling", "Training", "Input wait", "Evaluation", "Overhead", "Throughput", "Accuracy"):
         assert re.search(rf"^{row} +[\d.,]+  ", done.stdout, re.MULTILINE), row
@@ -135,11 +139,11 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(
         stdout, stderr = process.communicate(timeout=120)
         assert process.returncode == code, stderr
         assert "finishing the execution and saving" in stderr and "Traceback" not in stderr
-        assert f"Resume with --flagfile={folder}/run.flags --run_dir={folder}." in " ".join(stdout.split())
+        assert f"\nResume with: python -m tf_ipu_dp.train --run_dir={folder}\n" in stdout
         assert step == 0 or f"Resuming from step {step} " in stderr
         before, (step,) = step, steps_of(folder)
         assert before < step < 256
-    done = train(*words)
+    done = train(f"--run_dir={folder}")  # takes the run's own flags
     assert done.returncode == 0 and f"Resuming from step {step} " in done.stderr
     assert_same_bits(weights(whole[0]), weights(folder))
 
@@ -164,7 +168,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_pat
         {"--global_batch_size=128": "a global batch of 128, but the run was trained with global batch 64"},
         {
             "--model=cnn": "--model was mlp and is cnn",
-            "--learning_rate=0.3": "--learning_rate was 0.05 and is 0.3",
             "--updates_per_epoch=64": "--updates_per_epoch was 128 and is 64",
         },
     ],
@@ -214,7 +217,7 @@ def test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains(tmp_path, train
         *words, f"--run_dir={tmp_path / 'run'}", "--precision=16.16", "--eight_bit_io", "--device_iterations=2"
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^ +1 +[\d.]+ +[\d,]+  \w+ to head$", done.stderr, re.MULTILINE) and "Accuracy" in done.stdout
+    assert "grouped pipeline of 2 stages" in done.stderr and "Accuracy" in done.stdout
 
 
 @pytest.mark.slow
@@ -269,7 +272,16 @@ def test_a_data_set_that_is_not_there_is_one_sentence(tmp_path, train):
 def test_more_ipus_than_there_are_is_one_sentence_and_leaves_no_folder(tmp_path, train):
     done = train(*SMALL, "--ipus=8", f"--run_dir={tmp_path / 'run'}", IPU_EMULATOR_IPUS="4")
     assert done.returncode == 1 and "--ipus=8 cannot be attached" in done.stderr and "Traceback" not in done.stderr
+    assert "; set IPU_EMULATOR_IPUS=8 for a larger one. Use fewer --ipus.\n" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_busy_ipus_are_refused_with_who_holds_them(tmp_path, train, emulator_dir):
+    attachment = registry.Partition.from_environment({**os.environ, "IPU_EMULATOR_IPUS": "4"}).attach(count=4)
+    done = train(*SMALL, "--ipus=4", f"--run_dir={tmp_path / 'run'}", IPU_EMULATOR_IPUS="4")
+    attachment.release()
+    assert done.returncode == 1 and f"Process {os.getpid()} of " in done.stderr and " holds IPUs 0-3. " in done.stderr
+    assert "gc-monitor" not in done.stderr and "python -m tf_ipu_dp.monitor" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -363,10 +375,21 @@ def test_a_time_limit_saves_and_ends_well_and_the_run_goes_on_later(tmp_path, tr
     words = (*SMALL, "--epochs=500", "--log_every=8", "--checkpoint_every=100000", f"--run_dir={folder}")
     done = train(*words, "--time_limit=4s")
     assert done.returncode == 0, done.stderr
-    assert "--time_limit=4s after step" in done.stdout and "saved. Resume with --flagfile=" in done.stdout
+    assert (
+        "--time_limit=4s after step" in done.stdout
+        and f"saved.\nResume with: python -m tf_ipu_dp.train --run_dir={folder}\n" in done.stdout
+    )
     (step,) = steps_of(folder)
     done = train(*words, f"--epochs={step + 4}steps")
     assert f"Resuming from step {step:,}" in done.stderr and steps_of(folder)[-1] == step + 4
+
+
+def test_a_run_without_validation_has_no_scores_and_no_validation_records(tmp_path, train, records):
+    folder = tmp_path / "run"
+    done = train(*SMALL, "--epochs=2", "--novalidate", "--json", f"--run_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["validation"] is None
+    assert {each["kind"] for each in records(folder)} == {"train"}
 
 
 @pytest.mark.slow
@@ -380,3 +403,23 @@ def test_a_run_whose_validation_gets_no_better_stops_early(tmp_path, train, reco
     again = train(*SMALL, "--epochs=50", "--learning_rate=0", "--early_stop=2", "--json", f"--run_dir={folder}")
     assert again.returncode == 0 and json.loads(again.stdout)["stopped"] == json.loads(done.stdout)["stopped"]
     assert [each["loss"] for each in records(folder) if each["kind"] == "validation"] == losses
+
+
+@pytest.mark.slow
+def test_early_stopping_keeps_the_best_weights_and_exports_them(tmp_path, train, records):
+    folder = tmp_path / "run"
+    # Few samples, which are soon learnt by heart.
+    words = ("--model=mlp", "--dataset=fashion_mini", "--sdk=emulator", "--epochs=60", "--lr_schedule=constant")
+    done = train(*words, "--early_stop=2", "--export", "--keep_checkpoints=1", "--json", f"--run_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    losses = {each["step"]: each["loss"] for each in records(folder) if each["kind"] == "validation"}
+    best = min(losses, key=lambda step: (losses[step], step))
+    found = json.loads(done.stdout)["best"]
+    assert (found["step"], found["loss"]) == (best, losses[best]) and best < max(losses)
+    assert f"Exported the weights of step {best:,} to {folder / 'export'}" in done.stderr
+
+    def evaluated(*flags):
+        return json.loads(train("--evaluate", "--json", f"--run_dir={folder}", *flags).stdout)
+
+    assert (evaluated()["step"], evaluated("--weights=newest")["step"]) == (best, max(losses))
+    assert evaluated()["loss"] == pytest.approx(losses[best])

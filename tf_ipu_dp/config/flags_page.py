@@ -11,7 +11,12 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import Effect, Flag
 
-_ON_RESUMPTION = {Effect.MODEL: "same, also to evaluate", Effect.WEIGHTS: "same", Effect.RUN: "may differ"}
+_ON_RESUMPTION = {
+    Effect.MODEL: "same, also to evaluate",
+    Effect.WEIGHTS: "same",
+    Effect.LATER_UPDATES: "may differ, and is logged",
+    Effect.RUN: "may differ",
+}
 
 
 def render_page() -> str:
@@ -39,13 +44,14 @@ def _render_classes() -> str:
     """Returns what the last column of the tables means, and which flags are exceptions."""
     return "\n".join(
         [
-            "When a run resumes from a checkpoint, or evaluates one, its flags are compared with those of the "
-            "checkpoint:",
+            "A run that resumes takes its own saved flags, and those on the command line win. They are then compared "
+            "with those of the checkpoint:",
             "",
             f"- **{_ON_RESUMPTION[Effect.MODEL]}**: defines the model or its data. A checkpoint with another value can "
             "be neither resumed nor evaluated.",
             f"- **{_ON_RESUMPTION[Effect.WEIGHTS]}**: changes the trained weights. A checkpoint with another value "
             "can be evaluated, but not resumed.",
+            f"- **{_ON_RESUMPTION[Effect.LATER_UPDATES]}**: changes how the weights are updated from then on.",
             f"- **{_ON_RESUMPTION[Effect.RUN]}**: controls how, where or how long the run executes.",
             "",
             "`--evaluate` takes a run's flags from its folder, except "

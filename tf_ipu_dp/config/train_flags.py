@@ -79,7 +79,9 @@ class TrainConfig(RecipeFlags):
     keep_checkpoints: int
     log_every: Optional[int]
     time_limit: Optional[TimeSpan]
+    validate: bool
     early_stop: Optional[int]
+    weights: str
     export: bool
     seed: int
     deterministic: bool
@@ -115,6 +117,7 @@ class Effect(enum.Enum):
 
     MODEL = "model"  # the model or its data: such a checkpoint can be neither resumed nor evaluated
     WEIGHTS = "weights"  # the trained weights: it can be evaluated, but not resumed
+    LATER_UPDATES = "later updates"  # updates from now on: it can be evaluated, and resumed with a line in the log
     RUN = "run"  # how, where or how long the run executes: it can be resumed and evaluated
 
 
@@ -218,26 +221,26 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "How long to train: 5 (epochs), or 200steps (weight updates).", kept_for_evaluation=False),
         Flag("optimizer", "sgd", choice(tuple(recipe.OPTIMIZERS)), Effect.WEIGHTS,
              "Rule of the weight update; sgd has momentum."),
-        Flag("learning_rate", None, real(), Effect.WEIGHTS,
+        Flag("learning_rate", None, real(), Effect.LATER_UPDATES,
              "Highest learning rate, before --lr_scaling.", _learning_rates()),
-        Flag("lr_scaling", "none", choice(("none", "linear", "sqrt")), Effect.WEIGHTS,
+        Flag("lr_scaling", "none", choice(("none", "linear", "sqrt")), Effect.LATER_UPDATES,
              "How the learning rate grows with the ratio of the global batch to --lr_base_batch."),
-        Flag("lr_base_batch", 256, whole(1), Effect.WEIGHTS, "Global batch that --learning_rate is meant for."),
-        Flag("lr_schedule", "cosine", choice(LR_SCHEDULES), Effect.WEIGHTS,
+        Flag("lr_base_batch", 256, whole(1), Effect.LATER_UPDATES, "Global batch that --learning_rate is meant for."),
+        Flag("lr_schedule", "cosine", choice(LR_SCHEDULES), Effect.LATER_UPDATES,
              "Course of the learning rate after the warm-up: step drops to a tenth, cosine and polynomial (of power 2) "
              "fall to 0 at the end."),
-        Flag("lr_drop_epochs", None, parsers.AscendingNumbersParser(), Effect.WEIGHTS,
+        Flag("lr_drop_epochs", None, parsers.AscendingNumbersParser(), Effect.LATER_UPDATES,
              "Epochs after which --lr_schedule=step drops, like 30,60,80.",
              f"after {' and '.join(f'{share:.0%}' for share in recipe.LR_DROP_SHARES)} of the run"),
-        Flag("warmup_epochs", None, real(), Effect.WEIGHTS,
+        Flag("warmup_epochs", None, real(), Effect.LATER_UPDATES,
              "Epochs in which the learning rate rises from 0.",
              f"{recipe.WARMUP_EPOCHS:g}, but at most {recipe.MAX_WARMUP_SHARE:.0%} of the run"),
         Flag("momentum", 0.9, real(1.0), Effect.WEIGHTS, f"Momentum of {_with_momentum()}."),
         Flag("weight_decay", 0.0, real(), Effect.WEIGHTS,
              "Share of the weights, times the learning rate, that each update subtracts (decoupled)."),
-        Flag("l2", 0.0, real(), Effect.WEIGHTS,
+        Flag("l2", 0.0, real(), Effect.LATER_UPDATES,
              "Factor of half the squared weights in the loss; it acts through the gradient."),
-        Flag("label_smoothing", 0.0, real(1.0), Effect.WEIGHTS, "Share of the label spread over all classes."),
+        Flag("label_smoothing", 0.0, real(1.0), Effect.LATER_UPDATES, "Share of the label spread over all classes."),
         Flag("loss_scaling", None, parsers.LossScalingParser(), Effect.WEIGHTS,
              "What the loss is multiplied by for 16-bit gradients: none, dynamic or a number.",
              f"{recipe.STATIC_LOSS_SCALE:g}, or none with --precision=32.32"),
@@ -257,8 +260,14 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "Weight updates between lines of the log.", "a tenth of an epoch, but at least a second"),
         Flag("time_limit", None, parsers.TimeParser(), Effect.RUN,
              "How long the run may take, like 90s, 30m or 2h, before it saves a checkpoint and ends.", "no limit"),
+        Flag("validate", True, switch(), Effect.RUN,
+             "Validate after every epoch and at the end of the run."),
         Flag("early_stop", None, whole(1), Effect.RUN,
-             "Validations without a lower loss after which the run stops early.", "no early stopping"),
+             "Validations without a lower loss after which the run stops early. The best weights are kept beside the "
+             "newest.", "no early stopping"),
+        Flag("weights", "best", choice(("best", "newest")), Effect.RUN,
+             "Weights that --export and --evaluate take: those with the lowest validation loss, which runs with "
+             "--early_stop keep, or the newest. Runs without have the newest only."),
         Flag("export", False, switch(), Effect.RUN,
              "Write the trained model for serving: 8-bit images in, class probabilities out."),
         Flag("seed", 42, whole(0), Effect.WEIGHTS,
@@ -287,6 +296,11 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
     ),
 }
 # fmt: on
+_MODES = {
+    "dry_run": "only shows the plan",
+    "evaluate": "evaluates the newest checkpoint",
+    "input_only": "measures the input",
+}
 FLAGS = tuple(flag for group in _FLAGS_BY_GROUP.values() for flag in group)
 GROUPS = {title: tuple(flag.name for flag in group) for title, group in _FLAGS_BY_GROUP.items()}
 
@@ -298,15 +312,28 @@ def parse(words: Sequence[str]) -> TrainConfig:
     config = TrainConfig.from_flags(fv)
     sentences = []
     if config.format != "table" and config.json:
-        sentences.append(f"--json and --format={config.format} exclude each other. Leave one of them out.")
+        sentences.append(
+            f"--json and --format={config.format} exclude each other: --json prints the plan as JSON, "
+            f"--format={config.format} draws it. Leave --json or --format out."
+        )
     if config.format != "table" and not config.dry_run:
         sentences.append(f"--format={config.format} draws a plan and does not train. Add --dry_run.")
-    modes = [name for name in ("dry_run", "evaluate", "input_only") if getattr(config, name)]
+    if config.early_stop is not None and not config.validate:
+        sentences.append(f"--early_stop={config.early_stop} needs validations. Leave --novalidate out.")
+    modes = [f"--{name}" for name in _MODES if getattr(config, name)]
     if len(modes) > 1:
-        sentences.append(f"--{' and --'.join(modes)} exclude each other. Leave {cli.alternatives(modes)} out.")
+        what = ", ".join(f"{mode} {_MODES[mode[2:]]}" for mode in modes)
+        sentences.append(f"{' and '.join(modes)} exclude each other: {what}. Use {cli.alternatives(modes)} alone.")
     if sentences:
         raise cli.UsageError(*sentences)
     return config
+
+
+def typed_names(words: Sequence[str]) -> Tuple[str, ...]:
+    """Returns the flags that a command line sets, itself or by a flag file."""
+    fv = make_flags()
+    cli.parse(words, fv)
+    return tuple(flag.name for flag in FLAGS if fv[flag.name].present)
 
 
 def make_flags() -> flags.FlagValues:
@@ -336,6 +363,11 @@ def recipe_defaults() -> Dict[str, Any]:
 def names_tied_to_weights() -> Tuple[str, ...]:
     """Returns the flags that must have the checkpoint's values for a run to resume from it."""
     return tuple(flag.name for flag in FLAGS if flag.effect in (Effect.MODEL, Effect.WEIGHTS))
+
+
+def names_of_later_updates() -> Tuple[str, ...]:
+    """Returns the flags that a resumed run may change, which its log then says."""
+    return tuple(flag.name for flag in FLAGS if flag.effect is Effect.LATER_UPDATES)
 
 
 def names_tied_for_evaluation() -> Tuple[str, ...]:

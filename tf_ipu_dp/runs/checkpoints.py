@@ -54,7 +54,7 @@ class Store:
     def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._keep = keep
-        self._warn = warn
+        self.warn = warn
 
     def save(self, manifest: Manifest, write: Callable[[Path], None]) -> Checkpoint:
         """Makes a checkpoint of what `write(prefix)` writes, then removes the oldest beyond those to keep.
@@ -92,7 +92,7 @@ class Store:
             except _DamageError as damage:
                 gone = gone or not path.exists()
                 if path.exists():
-                    self._warn(f"{path} is damaged and skipped: {damage}.")
+                    self.warn(f"{path} is damaged and skipped: {damage}.")
         return self.newest() if gone else None
 
     def steps(self) -> List[int]:

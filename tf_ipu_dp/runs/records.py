@@ -70,6 +70,9 @@ class InstanceTimes(Record):
     executing_s: float  # in executions, waiting for input and collectives included
     input_wait_s: Optional[float] = None
     collective_s: Optional[float] = None  # in collectives, waiting for the others included
+    last: Optional[int] = None  # exchanges of gradients in which it was the last to arrive
+    optimizer_s: Optional[float] = None  # from when an update's gradients are there until its variables are assigned
+    program_collective_s: Optional[float] = None  # of collective_s, inside executions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +185,22 @@ class Verdict(Record):
     sentence: str
     share_pct: Optional[float] = None  # of training; for compiling: of the run
     instance: Optional[int] = None  # the instance that causes it
-    last_pct: Optional[float] = None  # share of collectives in which that instance was last
+    last_pct: Optional[float] = None  # share of the exchanges in which that instance was last
     flag: Optional[str] = None  # what to change, without its dashes
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeSummary(Record):
+    """The exchanges of gradients since a run was last started; exchange_times.json has their histogram."""
+
+    exchanges: int
+    compared: int  # between the instances: fewer than all if an execution has very many
+    p50_s: float  # of one exchange, from when the last instance had arrived
+    p99_s: float
+    max_s: float
+    waited_s: float  # by the mean of the other instances for the last one, in all exchanges
+    last_instance: int  # the one that was last most often
+    last_pct: float  # share of the compared exchanges in which it was
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +218,7 @@ class StopReason(Record):
     kind: str
     transient: bool  # a restart of the same run may succeed
     message: str
+    resume: str = ""  # the command that continues an interrupted run
 
     @property
     def is_failure(self) -> bool:
@@ -210,6 +228,15 @@ class StopReason(Record):
     def is_resumable(self) -> bool:
         """Whether the run was interrupted and resumes from its checkpoint when it is started again."""
         return self.kind in (self.SIGNAL, self.TIME_LIMIT)
+
+
+@dataclasses.dataclass(frozen=True)
+class BestWeights(Record):
+    """The weights with the lowest validation loss of a run."""
+
+    step: int
+    loss: float
+    checkpoint: str  # its folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,10 +259,14 @@ class RunResult(Record):
     verdict: Verdict
     stopped: Optional[StopReason] = None
     version: str = ""  # of tf_ipu_dp
+    exchanges: Optional[ExchangeSummary] = None  # None: one instance, or not reported by the device
+    best: Optional[BestWeights] = None  # None: without --early_stop
 
     @property
     def samples_per_s_per_replica(self) -> Optional[float]:
-        return self.samples_per_s and self.samples_per_s / self.replicas
+        if self.samples_per_s is None or self.replicas < 1:  # a damaged file may say that there are none
+            return None
+        return self.samples_per_s / self.replicas
 
     @property
     def is_finished(self) -> bool:

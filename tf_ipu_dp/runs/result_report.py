@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from typing import Optional
+from typing import List, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.runs.records import RunResult, Scores, ValidationRecord
+from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, Scores, ValidationRecord
 
 
 def render_result(result: RunResult, width: int) -> str:
@@ -31,12 +31,17 @@ def render_result(result: RunResult, width: int) -> str:
         ),
         ("IPU utilisation", _number(result.utilisation_pct, 1), "%"),
     ]
+    if result.exchanges:
+        rows += _exchange_rows(result.exchanges)
     if scores:
         rows += [
             ("Loss", _number(scores.loss, 4), f"on {scores.samples:,} validation samples"),
             ("Accuracy", _number(100 * scores.top1, 2), "%"),
             ("Top 5", _number(100 * scores.top5, 2), "%"),
         ]
+    if result.best:
+        kept = f"validation loss after step {result.best.step:,}, kept in {result.best.checkpoint}"
+        rows.append(("Best", _number(result.best.loss, 4), kept))
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
     sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
     sentences += [result.verdict.sentence] if result.is_finished else []
@@ -44,7 +49,20 @@ def render_result(result: RunResult, width: int) -> str:
     # Words are not broken, so that paths can be copied.
     fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     last = "".join(fill(sentence, max(width, cli.MIN_WIDTH)) + "\n" for sentence in sentences)
+    if result.stopped and result.stopped.resume:  # in a line of its own, to be copied
+        last += f"Resume with: {result.stopped.resume}\n"
     return f"\n{title}\n\n{table}\n{last}"
+
+
+def render_exchanges(exchanges: ExchangeSummary) -> str:
+    """Returns the exchanges of a run in a sentence."""
+    compared = "" if exchanges.compared == exchanges.exchanges else f", of which {exchanges.compared:,} were compared"
+    return (
+        f"Exchanges of gradients: {exchanges.exchanges:,}{compared}; median {_milliseconds(exchanges.p50_s)} ms, p99 "
+        f"{_milliseconds(exchanges.p99_s)} ms, longest {_milliseconds(exchanges.max_s)} ms. Instance "
+        f"{exchanges.last_instance} was last in {exchanges.last_pct:.0f} % of them; in all, the others waited "
+        f"{_seconds(exchanges.waited_s)} s for the last."
+    )
 
 
 def render_scores(scores: Scores) -> str:
@@ -61,6 +79,18 @@ def _scores_line(loss: Optional[float], top1: Optional[float], top5: Optional[fl
     first, fifth = (_number(None if share is None else 100 * share, 2) for share in (top1, top5))
     count = f"  ({samples:,} samples)" if samples is not None else ""
     return f"loss {_number(loss, 4)}  accuracy {first} %  top 5 {fifth} %{count}"
+
+
+def _exchange_rows(exchanges: ExchangeSummary) -> List[Tuple[str, str, str]]:
+    rest = f"p99 {_milliseconds(exchanges.p99_s)} ms, longest {_milliseconds(exchanges.max_s)} ms"
+    return [
+        ("Exchange", _milliseconds(exchanges.p50_s), f"ms, median of {exchanges.compared:,}; {rest}"),
+        ("Last to arrive", f"{exchanges.last_pct:.0f}", f"% of the exchanges: instance {exchanges.last_instance}"),
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return _number(1000 * seconds, 1)
 
 
 def _number(value: Optional[float], digits: int) -> str:

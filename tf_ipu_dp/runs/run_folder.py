@@ -23,6 +23,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tup
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
 from tf_ipu_dp.runs.plan_record import PlanRecord
@@ -30,6 +31,8 @@ from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metric
 
 _RUNS = "runs"
 _LOCK = ".lock"
+_FILES_OF_A_RUN = {_LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "checkpoints", "errors", "status"}
+_LOGS = {".log", ".out", ".err"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +58,10 @@ class RunFolder:
         self.run_flags = path / "run.flags"
         self.plan_json = path / "plan.json"
         self.metrics = path / "metrics.jsonl"
+        self.exchange_times_json = path / "exchange_times.json"
         self.result_json = path / "result.json"
         self.checkpoints = path / "checkpoints"
+        self.best = path / "best"  # the checkpoint with the lowest validation loss
         self.tensorboard = path / "tensorboard"
         self.export = path / "export"
         self.errors = path / "errors"
@@ -81,13 +86,14 @@ class RunFolder:
             return ""
 
     def write_start(self, cfg: train_flags.TrainConfig, plan: PlanRecord) -> None:
-        """Writes flags, config and plan, and removes the result of an earlier start."""
+        """Writes flags, config and plan, and removes the result and the exchange times of an earlier start."""
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
         command = f"python -m tf_ipu_dp.train --flagfile={shlex.quote(str(self.run_flags))}"
         lines = [f"# Runs this again: {command}".replace("\n", " "), *cfg.flag_lines()]
         with _usage_error_on_failure(self.path):
-            with contextlib.suppress(FileNotFoundError):
-                self.result_json.unlink()
+            for path in (self.result_json, self.exchange_times_json):
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
             write_durably(self.config_json, render_json(values))
             write_durably(self.run_flags, "\n".join(lines) + "\n")
             write_durably(self.plan_json, render_json(plan.to_json()))
@@ -133,6 +139,18 @@ class RunFolder:
         except FileNotFoundError:
             return []
         return [line for line in lines if parse_object(line) is not None]
+
+    def write_exchange_times(self, times: ExchangeTimes) -> None:
+        """Writes exchange_times.json."""
+        with _usage_error_on_failure(self.path):
+            write_durably(self.exchange_times_json, render_json(times.to_json()))
+
+    def read_exchange_times(self) -> Optional[ExchangeTimes]:
+        """Returns the exchanges of the last start, as of its last checkpoint or its end; None if there are none."""
+        try:
+            return ExchangeTimes.from_json(read_object(self.exchange_times_json))
+        except RecordError:
+            return None
 
     def write_result(self, result: RunResult) -> None:
         """Writes result.json."""
@@ -220,6 +238,7 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     try:
         _require_space(label, wanted, needed_bytes)
         path = _make_new(wanted) if run_dir is None else wanted
+        _require_run_or_empty(label, path)
         path.mkdir(parents=True, exist_ok=True)
         handle = _lock_folder(label, path)
     except OSError as error:
@@ -258,12 +277,6 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
             f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)})."
         ) from error
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
-
-
-def read_flags_to_evaluate(path: Path) -> Tuple[str, ...]:
-    """Returns the flags of a run that its evaluation needs; not those that divide the training."""
-    names = train_flags.names_dropped_for_evaluation()
-    return tuple(flag for flag in read_run_flags(path) if not flag.startswith(tuple(f"--{name}=" for name in names)))
 
 
 def write_durably(path: Path, content: Union[str, bytes]) -> None:
@@ -318,6 +331,17 @@ def _given_path(run_dir: str) -> Path:
     if not run_dir.strip() or "://" in run_dir:
         raise cli.UsageError(f"--run_dir={run_dir} is not a folder of this machine. Give a path like runs/first.")
     return Path(run_dir)
+
+
+def _require_run_or_empty(label: str, path: Path) -> None:
+    """Refuses a folder with other people's files. Logs do not count: a shell makes them before the run starts."""
+    found = [each.name for each in path.iterdir()] if path.is_dir() else []
+    others = sorted(name for name in found if not name.startswith(".") and Path(name).suffix not in _LOGS)
+    if others and _FILES_OF_A_RUN.isdisjoint(found):
+        raise cli.UsageError(
+            f"{label} is neither empty nor the folder of a run: {others[0]} is in it. "
+            f"Give a new folder, like --run_dir={path / 'run-1'}."
+        )
 
 
 def _folder_name(name: str, now: datetime) -> str:

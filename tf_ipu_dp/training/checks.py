@@ -14,7 +14,7 @@ import zlib
 from datetime import datetime
 from importlib import metadata as importlib_metadata
 from pathlib import Path
-from typing import Dict, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -122,6 +122,18 @@ def find_checkpoint(
     return found
 
 
+def changed_updates(found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan) -> List[str]:
+    """Returns which flags change how a resumed run is updated from now on, in parts of a sentence."""
+    saved = {**train_flags.default_texts(), **found.manifest.flags}
+    now = _resolved_flags(cfg, run)
+    names = train_flags.names_of_later_updates()
+    return [
+        f"--{name} was {saved.get(name, 'not given')} and is {now.get(name, 'not given')}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
+
+
 def require_same_model(
     found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable]
 ) -> None:
@@ -163,12 +175,22 @@ def _require_fit(
 ) -> None:
     # A release without a flag trained with what is its default now.
     saved = dataclasses.replace(found.manifest, flags={**train_flags.default_texts(), **found.manifest.flags})
-    differences = checkpoints.differences(saved, _resolved_flags(cfg, run), variables, tied)
-    if differences:
+    flags = _resolved_flags(cfg, run)
+    # Other variables follow from another model, so they are only named where no flag differs.
+    differences = checkpoints.differences(saved, flags, saved.variables, tied)
+    if not differences:
+        differences = checkpoints.differences(saved, flags, variables, tied)
+        if not differences:
+            return
+        release = saved.versions.get("tf_ipu_dp", "of an earlier version")
         raise cli.UsageError(
-            f"{found.path} does not fit: {'; '.join(differences)}. Use the run's own flags "
-            f"(--flagfile={found.path.parent.parent / 'run.flags'}), or another --run_dir."
+            f"{found.path} does not fit: {'; '.join(differences)}. The flags are the same, so --model={cfg.model} was "
+            f"another model in the code that trained it (tf_ipu_dp {release}). Use that code, or another --run_dir."
         )
+    raise cli.UsageError(
+        f"{found.path} does not fit: {'; '.join(differences)}. Leave out what differs (the run's own flags are then "
+        "taken), or use another --run_dir."
+    )
 
 
 def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
@@ -212,5 +234,5 @@ def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
     """Returns the disk space of the kept checkpoints, the one being written, and the export."""
     copies = 1 + recipe.OPTIMIZERS[cfg.optimizer].slots
     made = -(-run.epochs.updates // run.checkpoint_every)
-    kept = min(cfg.keep_checkpoints, made) + 1
+    kept = min(cfg.keep_checkpoints, made) + 1 + bool(cfg.early_stop)
     return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _OTHER_FILES_BYTES

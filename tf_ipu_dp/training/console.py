@@ -9,6 +9,7 @@ import time
 from typing import Any, Iterator, Optional, TextIO
 
 _TICK_S = 1.0
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
 def render_duration(seconds: float) -> str:
@@ -34,6 +35,7 @@ class _SafeStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream: Optional[TextIO] = stream
         self.encoding = getattr(stream, "encoding", None)
+        self.fileno = stream.fileno  # by which tqdm asks for the terminal's size
 
     def write(self, text: str) -> None:
         try:
@@ -103,14 +105,14 @@ class Console:
         from tqdm import tqdm
 
         self._bar = tqdm(
-            desc=f"[Epoch {number:02d}]", total=updates, initial=done, file=self._stream, dynamic_ncols=True,
-            mininterval=0.1,
+            desc=f"Epoch {number}", total=updates, initial=done, file=self._stream, dynamic_ncols=True, mininterval=0.1,
+            bar_format=_BAR,
         )  # fmt: skip
 
     def advance(self, updates: int, loss: float, accuracy: float) -> None:
         """Moves the bar by some updates."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss={loss:.3g}, acc={100 * accuracy:.1f}", refresh=False)
+            self._bar.set_postfix_str(f"loss {loss:.3g}, accuracy {100 * accuracy:.1f} %", refresh=False)
             self._bar.update(updates)
 
     def end_epoch(self) -> None:

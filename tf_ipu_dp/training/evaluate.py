@@ -1,15 +1,15 @@
-"""`--evaluate`: the newest good checkpoint of a run, measured on every validation sample."""
+"""`--evaluate`: the best or the newest good checkpoint of a run, measured on every validation sample."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TextIO
+from typing import Optional, TextIO
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs import checkpoints, result_report
+from tf_ipu_dp.runs import checkpoints, result_report, run_folder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks
 from tf_ipu_dp.training.console import Console
@@ -17,13 +17,12 @@ from tf_ipu_dp.training.run import attach_session, leader_reports_first
 
 
 def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
-    """Prints the scores of the newest good checkpoint. Returns the exit code."""
+    """Prints the scores of a checkpoint. Returns the exit code."""
     with leader_reports_first(instance):
         console = Console(stderr, quiet=instance > 0)
         if cfg.run_dir is None:
             raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
-        store = checkpoints.Store(Path(cfg.run_dir) / "checkpoints", cfg.keep_checkpoints, console.warning)
-        found = store.newest()
+        found = _find_checkpoint(run_folder.RunFolder(Path(cfg.run_dir)), cfg, console)
         if found is None:
             raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
         session = attach_session(cfg, plan, sdk, instance)
@@ -39,3 +38,12 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         else:
             stdout.write(f"{found.path}: {result_report.render_scores(scores)}\n")
         return 0
+
+
+def _find_checkpoint(
+    folder: run_folder.RunFolder, cfg: TrainConfig, console: Console
+) -> Optional[checkpoints.Checkpoint]:
+    """Returns the best checkpoint, which runs with early stopping keep, or else the newest."""
+    paths = [folder.best, folder.checkpoints] if cfg.weights == "best" else [folder.checkpoints]
+    stores = [checkpoints.Store(path, cfg.keep_checkpoints, console.warning) for path in paths]
+    return next((found for found in (store.newest() for store in stores) if found), None)

@@ -40,6 +40,17 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
         export_for_ipus(session.cfg, plan, sdk, weights, str(folder.export / "ipu"))
 
 
+def render_export(folder: RunFolder, step: int) -> str:
+    """Returns where the export is, and how it is loaded."""
+    return "\n".join(
+        [
+            f"Exported the weights of step {step:,} to {folder.export}. To use it:",
+            f"  model = tf.keras.models.load_model({str(folder.export)!r}, compile=False)",
+            "  probabilities = model.predict(images)  # 8-bit numbers, one image per row",
+        ]
+    )
+
+
 def export_for_ipus(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, weights: Sequence[Any], path: str) -> None:
     """Writes the compiled program of one replica for serving. The attached IPUs cannot be used any more afterwards."""
     model = make_serving_model(cfg, plan, sdk, weights)

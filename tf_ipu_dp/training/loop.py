@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from typing import Optional
 
 from tf_ipu_dp import cli
@@ -15,7 +16,7 @@ from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints
 from tf_ipu_dp.runs.plan_record import PlanRecord
-from tf_ipu_dp.runs.records import RunResult, StopReason
+from tf_ipu_dp.runs.records import BestWeights, RunResult, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, stop
@@ -23,7 +24,7 @@ from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
 from tf_ipu_dp.training.executions import AfterExecution, Execution
-from tf_ipu_dp.training.export import export_model
+from tf_ipu_dp.training.export import export_model, render_export
 from tf_ipu_dp.training.meters import RunMeter
 from tf_ipu_dp.training.reporting import Reporting
 from tf_ipu_dp.training.result import make_result
@@ -59,7 +60,7 @@ class TrainingLoop:
     ) -> None:
         self.cfg, self.plan, self.sdk, self.session, self.folder = cfg, plan, sdk, session, folder
         self.console, self.signals, self.world = console, signals, session.world
-        self.resume_command = f"--flagfile={folder.run_flags} --run_dir={folder.path}"
+        self.resume_command = cli.resume_command(folder.path, os.environ)
         self.clock = RunClock(began)
         self.meter = RunMeter(plan, sdk, self.world, session.learning_rate)
         self.exchange = stop.InstanceExchange(self.world)
@@ -86,11 +87,14 @@ class TrainingLoop:
             if self.cfg.export and not (self.stop and self.stop.is_resumable):
                 self.reporting.phase("exporting", watched=False)
                 with self.console.waiting("exporting"):
+                    exported = self._restore_weights_to_export()
                     export_model(self.session, self.plan, self.sdk, self.folder)
+                self.console.info(render_export(self.folder, exported))
             result = make_result(
                 self.session, self.folder, self.clock, self.meter,
-                step=self.step, scores=self.validation.scores, stopped=self.stop,
+                step=self.step, scores=self.validation.scores, stopped=self.stop, best=self._best_weights(),
             )  # fmt: skip
+            self._write_exchange_times()
             if self.world.is_leader:
                 self.folder.write_result(result)
             return result
@@ -103,11 +107,14 @@ class TrainingLoop:
             self.step = self.saver.saved_step = self.logged_step = found.manifest.step
             self.exchange.resume_at(self.step)
             self.console.info(f"Resuming from step {self.step:,} ({found.path})")
+            for change in checks.changed_updates(found, self.cfg, self.plan):
+                self.console.info(f"From step {self.step:,} on, {change}.")
             before, now = found.manifest.plan.training.updates, self.plan.epochs.updates
             if before != now and self.plan.recipe.schedule != "constant":
                 self.console.info(f"The learning rate schedule now ends after {now:,} updates instead of {before:,}.")
         if self.world.is_leader:
-            self.store.set_aside_after(self.step)
+            for store in (self.store, self.saver.best):
+                store.set_aside_after(self.step)
             self.folder.write_start(self.cfg, PlanRecord.of(self.plan))
             self.folder.truncate_metrics(after_step=self.step)
         return found is not None
@@ -167,6 +174,8 @@ class TrainingLoop:
         if exchange:
             loss, accuracy, self.stop_signal = exchange.loss, exchange.accuracy, exchange.signal
             self.stop = stop.requested_stop(exchange, self.step, self.cfg.time_limit, self.resume_command)
+            if self.clock.compiled:
+                self.meter.exchanges.add(exchange.numbers)
         timed = self.clock.compiled
         if timed:
             self.clock.add_execution(execution.seconds)
@@ -207,6 +216,7 @@ class TrainingLoop:
             time_is_up=limit is not None and self.clock.elapsed_s >= limit.seconds,
             log_now=at_end or (record_due and period_elapsed),
             execution_s=execution.seconds if self.clock.compiled else math.inf,
+            numbers=self.meter.exchanges.take(),
         )
 
     def _finish_compiling(self) -> None:
@@ -231,14 +241,41 @@ class TrainingLoop:
             return
         self.reporting.phase("saving")
         self.saver.save(self.step)
+        self._write_exchange_times()
         self.reporting.phase("training")
 
+    def _write_exchange_times(self) -> None:
+        times = self.meter.exchanges.times
+        if self.world.is_leader and times is not None:
+            self.folder.write_exchange_times(times)
+
     def _validate(self) -> None:
+        if not self.cfg.validate:
+            return
         scores = self.validation.run(self.step)
         if scores.loss is None:
             self._stop_not_finite("The validation loss")
-        elif self.step < self.plan.epochs.updates:
+            return
+        if self.cfg.early_stop and self.validation.is_best(self.step):
+            self.reporting.phase("saving")
+            self.saver.save_best(self.step)
+        if self.step < self.plan.epochs.updates:
             self.stop = self.validation.early_stop()
+
+    def _best_weights(self) -> Optional[BestWeights]:
+        """Returns what the result says of the best weights, on the leader."""
+        best, found = self.validation.best(), self.saver.best.newest() if self.cfg.early_stop else None
+        if not best or not found or found.manifest.step != best[0]:
+            return None
+        return BestWeights(best[0], best[1], str(found.path))
+
+    def _restore_weights_to_export(self) -> int:
+        """Restores the best weights if they are there and not asked otherwise; returns the step of the weights."""
+        found = self.saver.best.newest() if self.cfg.early_stop and self.cfg.weights == "best" else None
+        if found is None or found.manifest.step == self.step:
+            return self.step
+        self.session.restore(found, whole=False)
+        return found.manifest.step
 
     def _at_end_of_epoch(self) -> bool:
         return self.step % self.plan.epochs.updates_per_epoch == 0 or self.step >= self.plan.epochs.updates

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.monitoring.sampler import Sampler, Usage
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord, finite
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training.exchange_meter import ExchangeMeter
 from tf_ipu_dp.training.executions import Execution
 
 
@@ -65,14 +66,31 @@ class DeviceUse:
     usage: Usage
     input_wait_s: Optional[float]  # None: not reported
     collective_s: Optional[float]
+    optimizer_s: Optional[float]
+    program_collective_s: Optional[float]
+
+
+class _Growing:
+    """What a total, which the SDK counts since the start of the process, has grown by since it was last asked for."""
+
+    def __init__(self, read: Callable[[], Optional[float]]) -> None:
+        self._read, self._before = read, 0.0
+
+    def take(self) -> Optional[float]:
+        """Returns the difference; None: not reported."""
+        now = self._read()
+        if now is None:
+            return None
+        grown, self._before = now - self._before, now
+        return grown
 
 
 class DeviceMeter:
     """How busy this instance's IPUs were, and how long they waited; adds up over the run."""
 
     def __init__(self, sdk: Sdk, sampler: Sampler) -> None:
-        self._sdk, self._sampler = sdk, sampler
-        self._collective_s = 0.0
+        self._sampler = sampler
+        self._totals = [_Growing(read) for read in (sdk.collective_s, sdk.optimizer_s, sdk.program_collective_s)]
         self._busy_s = self._measured_s = 0.0
         self.input_wait_s: Optional[float] = None
 
@@ -83,7 +101,7 @@ class DeviceMeter:
     def restart(self) -> None:
         """Excludes the time before this call, which was not training."""
         self._sampler.mark()
-        self._take_collective_s()
+        self._take_totals()
 
     def take(self, window: WindowTotals) -> DeviceUse:
         """Returns what was measured since the last call."""
@@ -95,14 +113,10 @@ class DeviceMeter:
             self.input_wait_s = (self.input_wait_s or 0.0) + waited_s
             self._measured_s += usage.seconds
             self._busy_s += busy_s
-        return DeviceUse(usage, waited_s, self._take_collective_s())
+        return DeviceUse(usage, waited_s, *self._take_totals())
 
-    def _take_collective_s(self) -> Optional[float]:
-        now = self._sdk.collective_s()
-        if now is None:
-            return None
-        seconds, self._collective_s = now - self._collective_s, now
-        return seconds
+    def _take_totals(self) -> List[Optional[float]]:
+        return [total.take() for total in self._totals]
 
 
 class RunMeter:
@@ -113,6 +127,7 @@ class RunMeter:
         self._sampler = Sampler(sdk.gcipuinfo, pid=os.getpid())
         self._window, self._epoch_began_at = Window(), 0
         self.device = DeviceMeter(sdk, self._sampler)
+        self.exchanges = ExchangeMeter(sdk, world.instances)
         self.records: List[TrainingRecord] = []
         self.timed_samples = 0
 
@@ -139,7 +154,7 @@ class RunMeter:
         """Returns what all instances measured since the last record; called by all of them."""
         window = self._window.take()
         use = self.device.take(window)
-        instances = _gather_instance_times(self._world, window, use)
+        instances = _gather_instance_times(self._world, window, use, self.exchanges.take_last())
         slowest_s = max(each.seconds for each in instances)
         record = TrainingRecord(
             step=step,
@@ -158,14 +173,19 @@ class RunMeter:
         return record
 
 
-def _gather_instance_times(world: World, window: WindowTotals, use: DeviceUse) -> Tuple[InstanceTimes, ...]:
-    """Returns where the seconds since the last record went, for every instance."""
-    numbers = (window.seconds, window.executing_s, use.input_wait_s, use.collective_s)
+def _gather_instance_times(
+    world: World, window: WindowTotals, use: DeviceUse, last: Mapping[int, int]
+) -> Tuple[InstanceTimes, ...]:
+    """Returns where the seconds since the last record went, for every instance; `last` is known to all of them."""
+    waits = (use.input_wait_s, use.collective_s, use.optimizer_s, use.program_collective_s)
+    numbers = (window.seconds, window.executing_s, *waits)
     everyone = world.gather_numbers([math.nan if number is None else number for number in numbers])
-    return tuple(
-        InstanceTimes(instance, seconds, executing_s, _none_if_nan(input_wait_s), _none_if_nan(collective_s))
-        for instance, (seconds, executing_s, input_wait_s, collective_s) in enumerate(everyone)
-    )
+    found = []
+    for instance, (seconds, executing_s, *others) in enumerate(everyone):
+        waited_s, collective_s, optimizer_s, program_s = map(_none_if_nan, others)
+        times = (seconds, executing_s, waited_s, collective_s, last.get(instance), optimizer_s, program_s)
+        found.append(InstanceTimes(instance, *times))
+    return tuple(found)
 
 
 def _none_if_nan(number: float) -> Optional[float]:

@@ -13,13 +13,9 @@ from tf_ipu_dp.planning.layers import INPUT, Layer
 
 NORMALISE = "normalise"
 
-# The value of keras.applications, for all models.
-_EPSILON = 1.001e-5
-# With Keras' 0.99, a short run would validate with moving statistics that are still near their initial values.
-_MOMENTUM = 0.9
+_EPSILON = architectures.EPSILON
+_MOMENTUM = architectures.NORM_MOMENTUM
 _HE = "he_normal"
-_MAX_GROUPS = 32
-_MIN_CHANNELS_PER_GROUP = 4
 
 
 def make_model(
@@ -72,12 +68,6 @@ def make_export_model(
                 logits.get_layer(layer.name).set_weights([weight.astype("float32") for weight in layer.get_weights()])
         probabilities = tf.keras.layers.Softmax(name="probabilities")(logits.output)
         return tf.keras.Model(logits.input, probabilities, name=architecture.name)
-
-
-def groups_of(channels: int) -> int:
-    """Returns the number of groups for some channels: at most 32, of at least 4 channels each."""
-    most = max(min(_MAX_GROUPS, channels // _MIN_CHANNELS_PER_GROUP), 1)
-    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
 
 
 class Normalise(tf.keras.layers.Layer):  # type: ignore[misc]
@@ -158,7 +148,7 @@ def _make_layer(layer: Layer, norm: str, channels: int) -> Any:
             layer.units, layer.kernel, layer.stride, padding, use_bias=layer.bias, kernel_initializer=_HE, name=name
         ),
         "norm": lambda: (
-            GroupNormalization(groups_of(channels), name=name)
+            GroupNormalization(architectures.groups_of(channels), name=name)
             if norm == "group"
             else keras.BatchNormalization(momentum=_MOMENTUM, epsilon=_EPSILON, name=name)
         ),
@@ -185,7 +175,7 @@ def _apply_application(architecture: Architecture, pixels: Any) -> Any:
 
 def _clone_with_group_norm(layer: Any) -> Any:
     if isinstance(layer, tf.keras.layers.BatchNormalization):
-        return GroupNormalization(groups_of(layer.input_shape[-1]), name=layer.name)
+        return GroupNormalization(architectures.groups_of(layer.input_shape[-1]), name=layer.name)
     return type(layer).from_config(layer.get_config())
 
 

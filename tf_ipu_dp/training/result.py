@@ -7,7 +7,7 @@ from typing import Optional
 from tf_ipu_dp import __version__
 from tf_ipu_dp.monitoring import bottleneck, diagnosis
 from tf_ipu_dp.runs.plan_record import PlanRecord
-from tf_ipu_dp.runs.records import RunResult, Scores, StopReason
+from tf_ipu_dp.runs.records import BestWeights, RunResult, Scores, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.meters import RunMeter
@@ -23,6 +23,7 @@ def make_result(
     step: int,
     scores: Optional[Scores],
     stopped: Optional[StopReason],
+    best: Optional[BestWeights],
 ) -> RunResult:
     """Returns the result of a run after its last step; called by all instances."""
     cfg, plan = session.cfg, session.plan
@@ -45,4 +46,6 @@ def make_result(
         verdict=verdict,
         stopped=stopped,
         version=__version__,
+        exchanges=meter.exchanges.times.summary() if meter.exchanges.times else None,
+        best=best,
     )

@@ -42,7 +42,7 @@ def train(
     console = Console(stderr, quiet=instance > 0)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
         console.info(_version_line(plan, sdk))
-        console.info(report.render_plan(plan, width, drawing=False).split("\n", 2)[2])
+        console.info(report.render_summary(plan))
         made = attach_session(cfg, plan, sdk, instance)
         # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:
@@ -113,7 +113,7 @@ def _run_and_save_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
             raise
         raise cli.UsageError(
             f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
-            f"The traceback is in {folder.errors}; resume from the last checkpoint with {loop.resume_command}."
+            f"The traceback is in {folder.errors}. Resume from the last checkpoint with: {loop.resume_command}"
         ) from error
     except BaseException:
         folder.write_error(world.instance, traceback.format_exc())

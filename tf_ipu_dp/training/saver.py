@@ -26,6 +26,7 @@ class Saver:
     ) -> None:
         self._cfg, self._plan, self._sdk = cfg, plan, sdk
         self._session, self._folder, self._store = session, folder, store
+        self.best = Store(folder.best, 1, store.warn)
         self.saved_step = 0
 
     @property
@@ -53,14 +54,21 @@ class Saver:
 
     def save(self, step: int) -> None:
         """Saves a checkpoint of a step; called by all instances."""
+        self._save_to(self._store, step)
+        self.saved_step = step
+
+    def save_best(self, step: int) -> None:
+        """Saves the checkpoint of a step in place of the best one before; called by all instances."""
+        self._save_to(self.best, step)
+
+    def _save_to(self, store: Store, step: int) -> None:
         manifest = checks.manifest_at(
             step, self._cfg, self._plan, self._sdk, self._session.variables(), datetime.now(timezone.utc)
         )
         if self._session.world.is_leader:
-            self._store.save(manifest, lambda prefix: self._session.state.write(str(prefix)))
+            store.save(manifest, lambda prefix: self._session.state.write(str(prefix)))
         else:
             self._write_and_delete()
-        self.saved_step = step
 
     def _write_and_delete(self) -> None:
         """Writes the state to a temporary folder: reading it may need all instances, but only the leader saves it."""

@@ -110,7 +110,7 @@ class _Check:
         config.device_connection.version = architecture
         self._need(
             "IPUConfig.configure_ipu_system()",
-            lambda: session.configure(config, run),
+            lambda: session.configure(config, run, modules),
             lambda _: f"{cli.count(run.topology.ipus_per_instance, 'IPU')}, compile only for {architecture}",
         )
         self._call("ipu.utils.reset_ipu_seed()", lambda: modules.ipu.utils.reset_ipu_seed(cfg.seed))

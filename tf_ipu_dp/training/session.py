@@ -20,6 +20,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.monitoring import holders
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, records
 from tf_ipu_dp.sdk import Sdk
@@ -124,7 +125,7 @@ def attach(cfg: TrainConfig, run: RunPlan, sdk: Sdk, instance: int) -> Device:
     ipu_config = make_ipu_config(cfg, run, sdk)
     distributed = connect_instances(sdk)
     select_ipus(ipu_config, run, sdk, distributed=distributed)
-    configure(ipu_config, run)
+    configure(ipu_config, run, sdk)
     sdk.ipu.utils.reset_ipu_seed(cfg.seed)
     return make_device(run, sdk, instance, distributed=distributed)
 
@@ -164,15 +165,17 @@ def select_ipus(ipu_config: IpuConfig, run: RunPlan, sdk: Sdk, *, distributed: b
         ipu_config.auto_select_ipus = run.topology.ipus_per_instance
 
 
-def configure(ipu_config: IpuConfig, run: RunPlan) -> None:
+def configure(ipu_config: IpuConfig, run: RunPlan, sdk: Sdk) -> None:
     """Attaches the IPUs; `cli.UsageError` if that is not possible."""
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
-        # A configuration error already includes advice.
-        advice = " See which process uses them with gc-monitor, or ask for fewer."
         if isinstance(error, tf.errors.InvalidArgumentError):
-            advice = ""
+            advice = ""  # a configuration error includes it
+        elif isinstance(error, tf.errors.FailedPreconditionError):
+            advice = " Use fewer --ipus."  # there are not so many
+        else:
+            advice = f" {holders.describe_holders(sdk.name)}"
         raise cli.UsageError(
             f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterable, Protocol, Union
+from typing import Iterable, Optional, Protocol
 
 import tensorflow as tf
 
@@ -67,11 +67,13 @@ class ConsoleSink:
 
     def __init__(self, console: Console, plan: RunPlan) -> None:
         self._console, self._plan = console, plan
+        self._speed = SmoothedRate()
 
     def write(self, record: MetricsRecord) -> None:
         """Prints a line."""
         if isinstance(record, TrainingRecord):
-            self._console.log(render_training_line(record, self._plan))
+            self._speed.add(record)
+            self._console.log(render_training_line(record, self._plan, self._speed.samples_per_s))
         else:
             self._console.info(f"validation after step {record.step:,}: {result_report.render_validation(record)}")
 
@@ -88,20 +90,39 @@ class HeartbeatSink:
             self._reporter.update("training", record.step, record.samples_per_s)
 
 
-def render_training_line(record: TrainingRecord, plan: RunPlan) -> str:
-    """Returns the log's line for a training record."""
+class SmoothedRate:
+    """Samples per second of the latest records, older ones counting less: one slow record must not change the eta much.
+
+    Only training is in the rates of records, so that validation does not disturb it.
+    """
+
+    _KEPT = 0.8  # of the weight of all earlier records, for each new one
+
+    def __init__(self) -> None:
+        self._samples = self._seconds = 0.0
+
+    @property
+    def samples_per_s(self) -> Optional[float]:
+        return self._samples / self._seconds if self._seconds else None
+
+    def add(self, record: TrainingRecord) -> None:
+        """Adds a record."""
+        seconds = max((each.seconds for each in record.instances), default=0.0)
+        if record.samples_per_s and seconds:
+            self._samples = self._KEPT * self._samples + record.samples_per_s * seconds
+            self._seconds = self._KEPT * self._seconds + seconds
+
+
+def render_training_line(record: TrainingRecord, plan: RunPlan, smoothed: Optional[float]) -> str:
+    """Returns the log's line for a training record; `smoothed` are the samples/s that the eta is calculated with."""
     updates, rate = plan.epochs.updates, record.samples_per_s
-    eta = speed = ""
-    if rate:
-        remaining_s = (updates - record.step) * plan.batch.global_batch_size / rate
-        eta = f"  eta {render_duration(remaining_s)}"
-        speed = f"  {rate:,.0f} samples/s ({rate / plan.topology.replicas:,.0f} per replica)"
-    width = len(str(updates))
+    speed = f"  {rate:,.0f} samples/s ({rate / plan.topology.replicas:,.0f} per replica)" if rate else ""
+    eta = ""
+    if smoothed:
+        eta = f"  eta {render_duration((updates - record.step) * plan.batch.global_batch_size / smoothed)}"
+    accuracy = "-" if record.accuracy is None else f"{100 * record.accuracy:.1f} %"
+    loss = "-" if record.loss is None else f"{record.loss:.4f}"
     return (
-        f"step {record.step:{width}}/{updates}  loss {_number(record.loss, 4)}  accuracy {_number(record.accuracy, 3)}"
-        f"{speed}{eta}"
+        f"step {record.step:{len(str(updates))}}/{updates}  epoch {record.epoch:.2f}  loss {loss}  "
+        f"accuracy {accuracy}  learning rate {record.learning_rate:.3g}{speed}{eta}"
     )
-
-
-def _number(value: Union[float, None], digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import signal
 from types import FrameType
-from typing import Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.distributed.world import World
@@ -61,6 +61,12 @@ class EarlyStopping:
         self._losses[step] = loss
         return self.reason()
 
+    def best(self) -> Optional[Tuple[int, float]]:
+        """Returns the step with the lowest loss, the first of several, and the loss; None if no loss was finite."""
+        finite = [(loss, step) for step, loss in self._losses.items() if loss is not None]
+        loss, step = min(finite, default=(0.0, 0))
+        return (step, loss) if finite else None
+
     def reason(self) -> Optional[StopReason]:
         """Returns why the run stops after its last validation, if it does; a resumed run asks before it trains."""
         steps = sorted(self._losses)
@@ -85,6 +91,7 @@ class Exchange:
     signal: int  # received by any instance; 0: none
     time_is_up: bool  # by the leader's clock
     log_now: bool  # by the leader's clock
+    numbers: Tuple[Sequence[float], ...]  # of every instance, as they were given
 
 
 class InstanceExchange:
@@ -114,13 +121,26 @@ class InstanceExchange:
         time_is_up: bool,
         log_now: bool,
         execution_s: float,
+        numbers: Sequence[float] = (),
     ) -> Exchange:
-        """Exchanges this instance's values with the others; the leader's speed decides when the next one is due."""
-        everyone = self._world.gather_numbers([loss, accuracy, signal, time_is_up, log_now, execution_s])
-        losses, accuracies, signals, times_up, log_requests, seconds = zip(*everyone)
+        """Exchanges this instance's values with the others; the leader's speed decides when the next one is due.
+
+        `numbers` are more to gather, as many on every instance.
+        """
+        values = (loss, accuracy, signal, time_is_up, log_now, execution_s)
+        everyone = self._world.gather_numbers([*values, *numbers])
+        columns = zip(*(row[: len(values)] for row in everyone))
+        losses, accuracies, signals, times_up, log_requests, seconds = columns
         self._executions_left = max(int(_EXCHANGE_PERIOD_S / max(seconds[0], 1e-3)), 1)
         self.step_before, self.last_step = self.last_step, step
-        return Exchange(_mean(losses), _mean(accuracies), int(max(signals)), bool(times_up[0]), bool(log_requests[0]))
+        return Exchange(
+            _mean(losses),
+            _mean(accuracies),
+            int(max(signals)),
+            bool(times_up[0]),
+            bool(log_requests[0]),
+            tuple(row[len(values) :] for row in everyone),
+        )
 
 
 def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_command: str) -> Optional[StopReason]:
@@ -131,7 +151,7 @@ def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_com
         kind, cause = StopReason.TIME_LIMIT, f"--time_limit={time_limit}"
     else:
         return None
-    return StopReason(kind, True, f"{cause} after step {step:,}, saved. Resume with {resume_command}.")
+    return StopReason(kind, True, f"{cause} after step {step:,}, saved.", resume_command)
 
 
 def not_finite(
@@ -153,14 +173,14 @@ def weights_differ(difference: str, step: int, last_saved: str, resume_command: 
         StopReason.WEIGHTS_DIFFER,
         transient=True,
         message=f"The instances' weights differ after step {step:,}: {difference}. A host's memory or network may be "
-        f"faulty. {last_saved} Resume from it with {resume_command}.",
+        f"faulty. {last_saved} Resume from it with: {resume_command}",
     )
 
 
 def stalled(sentence: str, last_saved: str, resume_command: str) -> StopReason:
     """Returns the stop reason for a run that makes no progress."""
     return StopReason(
-        StopReason.STALL, transient=True, message=f"{sentence} {last_saved} Resume with {resume_command}."
+        StopReason.STALL, transient=True, message=f"{sentence} {last_saved} Resume with: {resume_command}"
     )
 
 

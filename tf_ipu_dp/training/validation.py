@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
@@ -61,6 +61,15 @@ class Validation:
         settled = self._early_stopping.has_validated(step) and not self._early_stopping.reason()
         settled = self._world.broadcast_from_leader("yes" if settled else "no") == "yes"
         return at_end_of_epoch and not settled
+
+    def is_best(self, step: int) -> bool:
+        """Whether the validation after a step has the lowest loss so far, by what the leader knows."""
+        best = self._early_stopping.best()
+        return self._world.broadcast_from_leader("yes" if best and best[0] == step else "no") == "yes"
+
+    def best(self) -> Optional[Tuple[int, float]]:
+        """Returns the step with the lowest loss, and the loss, on the leader."""
+        return self._early_stopping.best()
 
     def early_stop(self) -> Optional[StopReason]:
         """Returns the leader's reason to stop early, if the validation loss no longer improves."""

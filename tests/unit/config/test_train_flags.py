@@ -63,8 +63,10 @@ FLAGS = [
     "stall_timeout",
     "time_limit",
     "updates_per_epoch",
+    "validate",
     "warmup_epochs",
     "weight_decay",
+    "weights",
 ]
 
 
@@ -90,9 +92,8 @@ def test_a_flag_that_is_left_open_says_what_is_decided_for_it():
 
 def test_a_checkpoint_is_tied_to_the_flags_that_change_the_weights():
     assert sorted(train_flags.names_tied_to_weights()) == [
-        "augment", "dataset", "global_batch_size", "image_size", "l2", "label_smoothing", "learning_rate",
-        "loss_scaling", "lr_base_batch", "lr_drop_epochs", "lr_scaling", "lr_schedule", "model", "momentum", "norm",
-        "optimizer", "precision", "reduction", "seed", "updates_per_epoch", "warmup_epochs", "weight_decay",
+        "augment", "dataset", "global_batch_size", "image_size", "loss_scaling", "model", "momentum", "norm",
+        "optimizer", "precision", "reduction", "seed", "updates_per_epoch", "weight_decay",
     ]  # fmt: skip
     assert train_flags.names_tied_for_evaluation() == ("model", "norm", "dataset", "image_size")
 
@@ -194,6 +195,12 @@ def test_json_and_mermaid_exclude_each_other_and_a_drawing_is_for_a_dry_run():
     assert len(caught.value.sentences) == 2
 
 
+def test_early_stopping_without_validations_is_refused():
+    with pytest.raises(cli.UsageError) as error:
+        train_flags.parse(["--early_stop=3", "--novalidate"])
+    assert str(error.value) == "--early_stop=3 needs validations. Leave --novalidate out."
+
+
 @given(
     ipus=st.one_of(st.none(), st.integers(1, 2**20)),
     hosts=st.one_of(st.none(), st.integers(1, 9).map(values.Hosts), st.just(values.Hosts(2, ("a", "b")))),
@@ -213,3 +220,50 @@ def test_a_config_survives_its_flag_file(ipus, hosts, epochs, limit, dry_run, ru
     }
     cfg = dataclasses.replace(train_flags.parse([]), **changes)
     assert train_flags.parse(cfg.flag_lines()) == cfg
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("--lr=0.1", "Use --learning_rate=0.1."),
+        ("--batch_size=64", "Use --micro_batch_size=64 (one replica) or --global_batch_size=64 (the job)."),
+        ("--batch-size=64", "Use --micro_batch_size=64 (one replica) or --global_batch_size=64 (the job)."),
+        ("--steps=200", "Use --epochs=200steps."),
+        ("--max_steps=200", "Use --epochs=200steps."),
+        ("--replicas=8", "Use --ipus=8 (each replica takes 1 IPU per pipeline stage)."),
+        ("--output=runs/a", "Use --run_dir=runs/a."),
+        ("--name=a", "Use --run_dir=runs/a."),
+        ("--checkpoint=a", "Use --run_dir=FOLDER (it resumes from the newest checkpoint of that run)."),
+        ("--lr", "Use --learning_rate=VALUE."),
+        ("--learning-rate=1", "Did you mean --learning_rate?"),
+        ("--modle=cnn", "Did you mean --model?"),
+        ("--colour=red", "See --help for those that are."),
+    ],
+)
+def test_a_name_from_another_trainer_points_to_the_flag_that_is_meant(typed, advice):
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse([typed])
+    assert str(caught.value) == f"{typed.split('=')[0]} is not a flag. {advice}"
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", ["abc", "-1", "1e99"])
+def test_a_number_that_is_none_is_answered_with_the_numbers_that_are(name, value):
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse([f"--{name}={value}"])
+    highest = 1 if name == "momentum" else 1000000
+    assert str(caught.value) == f"--{name}={value} is not possible. It takes a number from 0 to {highest}."
+
+
+def test_a_model_that_is_nearly_right_is_offered():
+    with pytest.raises(cli.UsageError, match=r"^--model=resnet51 is not possible. Did you mean --model=resnet50\? It"):
+        train_flags.parse(["--model=resnet51"])
+
+
+def test_modes_that_exclude_each_other_are_named_with_what_each_does():
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse(["--dry_run", "--evaluate", "--run_dir=x"])
+    assert str(caught.value) == (
+        "--dry_run and --evaluate exclude each other: --dry_run only shows the plan, --evaluate evaluates the newest "
+        "checkpoint. Use --dry_run or --evaluate alone."
+    )

@@ -124,6 +124,16 @@ def test_the_parts_of_the_time_sum_to_the_total():
     assert sum(value[name] for name in parts[1:4]) == pytest.approx(value["training"])
 
 
+def with_keys_of(old, value):
+    """Returns a JSON value without the keys that an older one does not have."""
+    if isinstance(old, dict):
+        return {key: with_keys_of(each, value[key]) for key, each in old.items()}
+    if isinstance(old, list):
+        assert len(old) == len(value)
+        return [with_keys_of(each, new) for each, new in zip(old, value)]
+    return value
+
+
 @pytest.mark.parametrize("name", ["two_instances", "pipeline", "stopped"])
 def test_the_files_of_release_0_1_still_load(name, tmp_path):
     folder = run_folder.RunFolder(SCHEMA_1 / name)
@@ -135,7 +145,7 @@ def test_the_files_of_release_0_1_still_load(name, tmp_path):
     assert len(metrics) == len(lines) > 1
     for line, record in zip(lines, metrics):
         raw = json.loads(line)
-        assert {key: record.to_json()[key] for key in raw} == raw
+        assert with_keys_of(raw, record.to_json()) == raw
     raw_result = json.loads(folder.result_json.read_text())
     result = folder.read_result()
     assert result.updates == raw_result["updates"] and result.verdict.sentence == raw_result["verdict"]
@@ -156,3 +166,8 @@ def test_a_heartbeat_and_an_error_of_release_0_1_still_load():
     assert (status.step, status.host, status.phase, len(status.changes)) == (312, "node07", "training", 7)
     (error,) = run_folder.RunFolder(folder).read_errors()
     assert (error.instance, error.transient, error.text) == (1, False, "--dataset=mnist cannot be read.")
+
+
+def test_a_result_of_no_replicas_has_no_throughput_per_replica():
+    result = dataclasses.replace(sample_records.make_result(), replicas=0)
+    assert result.samples_per_s is not None and result.to_json()["samples_per_s_per_replica"] is None

@@ -31,6 +31,23 @@ def test_the_result_reads_like_this():
     )
 
 
+def test_a_run_of_several_instances_shows_its_exchanges():
+    exchanges = records.ExchangeSummary(2000, 2000, 0.0041, 0.0123, 0.0451, 12.34, 2, 84.2)
+    text = result_report.render_result(make_result(exchanges=exchanges), 100)
+    assert (
+        "IPU utilisation    91.9  %\n"
+        "Exchange            4.1  ms, median of 2,000; p99 12.3 ms, longest 45.1 ms\n"
+        "Last to arrive       84  % of the exchanges: instance 2\n"
+        "Loss             0.3428  on 2,048 validation samples\n"
+    ) in text
+    assert result_report.render_exchanges(exchanges) == (
+        "Exchanges of gradients: 2,000; median 4.1 ms, p99 12.3 ms, longest 45.1 ms. Instance 2 was last in 84 % of "
+        "them; in all, the others waited 12.3 s for the last."
+    )
+    some = dataclasses.replace(exchanges, compared=1024)
+    assert "2,000, of which 1,024 were compared; median" in result_report.render_exchanges(some)
+
+
 def test_what_is_not_reported_is_a_dash():
     unknown = make_result(
         utilisation_pct=None, scores=None, samples_per_s=None, times=dataclasses.replace(TIMES, input_wait_s=None)

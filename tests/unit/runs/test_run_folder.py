@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.runs import records, run_folder
+from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.heartbeat import Status
 
 NOW = datetime(2026, 1, 5, 10, 0, 0)
@@ -214,6 +215,17 @@ def test_a_run_is_finished_when_its_result_says_so_until_it_is_started_again(fol
     assert folder.read_result() == sample_records.make_result(utilisation_pct=None)
     folder.write_start(cfg, sample_records.make_plan())
     assert folder.read_result() is None
+
+
+def test_exchange_times_are_those_of_the_last_start(folder):
+    assert folder.read_exchange_times() is None
+    times = ExchangeTimes.of([[0.3, 0.2], [0.1, 0.4]])
+    folder.write_exchange_times(times)
+    assert folder.read_exchange_times() == times
+    folder.write_start(train_flags.parse([]), sample_records.make_plan())
+    assert folder.read_exchange_times() is None
+    folder.exchange_times_json.write_text('{"schema": 1, "exchanges": "many"}')
+    assert folder.read_exchange_times() is None
 
 
 def test_errors_are_kept_per_instance_also_by_one_that_does_not_hold_the_folder(folder):
@@ -454,3 +466,19 @@ print("good")
         env=with_sample_records,
     )
     assert (done.stdout, done.stderr) == ("good\n", "")
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    assert refusal(tmp_path) == (
+        f"--run_dir={tmp_path} is neither empty nor the folder of a run: thesis.tex is in it. "
+        f"Give a new folder, like --run_dir={tmp_path / 'run-1'}."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_log_that_a_shell_has_made_is_no_other_file(tmp_path):
+    (tmp_path / "train.log").touch()
+    open_folder(tmp_path).close()
+    (tmp_path / "notes.txt").touch()
+    open_folder(tmp_path).close()  # a run by now

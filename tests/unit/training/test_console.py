@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import select
+import struct
+import termios
 
 import pytest
 
@@ -39,7 +45,7 @@ def test_on_a_terminal_there_is_a_bar_per_epoch_and_no_lines_of_the_log():
     console.log("step 64/64")
     console.end_epoch()
     last = stream.getvalue().rstrip("\n").split("\r")[-1]
-    assert last.startswith("[Epoch 03]: 100%|") and "| 64/64 [" in last and last.endswith("loss=1.47, acc=48.4]")
+    assert last.startswith("Epoch 3 100%|") and "| 64/64 [" in last and last.endswith("loss 1.47, accuracy 48.4 %]")
     assert "step" not in stream.getvalue()
 
 
@@ -50,7 +56,7 @@ def test_a_line_that_is_said_during_an_epoch_stands_above_the_bar():
     console.info("SIGTERM: finishing")
     console.end_epoch()
     assert "SIGTERM: finishing\n" in stream.getvalue()
-    assert "[Epoch 01]" in stream.getvalue().split("SIGTERM: finishing\n")[1]
+    assert "Epoch 1" in stream.getvalue().split("SIGTERM: finishing\n")[1]
 
 
 def test_a_quiet_console_only_warns():
@@ -62,3 +68,24 @@ def test_a_quiet_console_only_warns():
         pass
     console.warning("damaged")
     assert stream.getvalue() == "damaged\n"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
+    reader, writer = pty.openpty()
+    try:
+        with os.fdopen(writer, "w", encoding="utf-8") as stream:
+            for width in (100, columns):
+                fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+                console = Console(stream)
+                console.begin_epoch(1, 10_000, 0)
+                console.advance(5_000, 0.5, 0.75)
+                console.end_epoch()
+            stream.flush()
+            shown = b""
+            while select.select([reader], [], [], 0)[0]:
+                shown += os.read(reader, 4096)
+    finally:
+        os.close(reader)
+    bars = [bar for bar in shown.decode().replace("\n", "\r").split("\r") if "5000/10000" in bar]
+    assert len(bars[-1]) <= columns and (columns < 90 or len(bars[-1]) >= columns - 1)

@@ -231,7 +231,7 @@ def test_a_single_stage_is_no_pipeline(strategy):
 
 @given(channels=st.integers(1, 2048))
 def test_channels_are_shared_evenly_by_at_most_32_groups_of_at_least_4(channels):
-    groups = models.groups_of(channels)
+    groups = architectures.groups_of(channels)
     assert channels % groups == 0
     assert groups == 1 or (groups <= 32 and channels // groups >= 4)
     assert groups == max(n for n in range(1, 33) if channels % n == 0 and (n == 1 or channels // n >= 4))

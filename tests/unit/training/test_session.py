@@ -68,7 +68,7 @@ def test_the_validated_model_returns_the_outputs_of_every_replica(pipeline, emul
     cfg, run = planned("--ipus=4", "--micro_batch_size=16", *pipeline)
     config = session.make_ipu_config(cfg, run, EMULATOR)
     session.select_ipus(config, run, EMULATOR, distributed=False)
-    session.configure(config, run)
+    session.configure(config, run, EMULATOR)
     try:
         device = session.Device(ipu.ipu_strategy.IPUStrategy(), distributed=False, world=World())
         made = session.make_session(cfg, run, EMULATOR, device, session.open_source(cfg, run))

@@ -14,11 +14,13 @@ from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs import heartbeat, run_folder
+from tf_ipu_dp.runs.records import InstanceTimes
 from tf_ipu_dp.training import sinks
 from tf_ipu_dp.training.console import Console
 
 PLAN = plan.plan_run(train_flags.parse(["--ipus=8", "--epochs=5"]), info.DATASETS["fashion_mini"])
-RECORD = sample_records.make_training(64, samples_per_s=1024.0, ipu_utilisation_pct={"0": 90.0, "1": None})
+TIMES = InstanceTimes(0, 2.0, 1.5)
+RECORD = sample_records.make_training(64, TIMES, samples_per_s=1024.0, ipu_utilisation_pct={"0": 90.0, "1": None})
 
 
 def test_a_validation_that_is_repeated_is_written_once(tmp_path):
@@ -51,11 +53,23 @@ def test_the_console_gets_a_line_for_each_record():
     sink.write(RECORD)
     sink.write(dataclasses.replace(RECORD, loss=None, samples_per_s=None))
     sink.write(sample_records.make_validation(64))
+    start = f"step  64/160  epoch {RECORD.epoch:.2f}"
     assert stream.getvalue().splitlines() == [
-        "step  64/160  loss 0.5000  accuracy 0.750  1,024 samples/s (128 per replica)  eta 24 s",
-        "step  64/160  loss -  accuracy 0.750",
+        f"{start}  loss 0.5000  accuracy 75.0 %  learning rate 0.01  1,024 samples/s (128 per replica)  eta 24 s",
+        f"{start}  loss -  accuracy 75.0 %  learning rate 0.01  eta 24 s",
         "validation after step 64: loss 0.5000  accuracy 75.00 %  top 5 99.00 %",
     ]
+
+
+def test_one_slow_record_changes_the_eta_little():
+    speed = sinks.SmoothedRate()
+    assert speed.samples_per_s is None
+    for rate in [1000.0] * 10 + [500.0]:
+        speed.add(sample_records.make_training(64, TIMES, samples_per_s=rate))
+    assert 880 < speed.samples_per_s < 920
+    for rate in [500.0] * 20:
+        speed.add(sample_records.make_training(64, TIMES, samples_per_s=rate))
+    assert speed.samples_per_s == pytest.approx(500, rel=0.02)
 
 
 def test_the_heartbeat_gets_step_and_throughput(tmp_path):

@@ -54,11 +54,9 @@ def test_a_single_instance_always_knows():
 
 def test_what_asks_a_run_to_stop_is_said_with_how_to_resume():
     found = stop.requested_stop(exchange(signal=15), 40, None, "--run_dir=runs/a")
-    assert found == StopReason("signal", True, "SIGTERM after step 40, saved. Resume with --run_dir=runs/a.")
+    assert found == StopReason("signal", True, "SIGTERM after step 40, saved.", "--run_dir=runs/a")
     found = stop.requested_stop(exchange(time_is_up=True), 40, "2h", "--run_dir=runs/a")
-    assert found == StopReason(
-        "time limit", True, "--time_limit=2h after step 40, saved. Resume with --run_dir=runs/a."
-    )
+    assert found == StopReason("time limit", True, "--time_limit=2h after step 40, saved.", "--run_dir=runs/a")
     assert stop.requested_stop(exchange(), 40, None, "") is None
     assert found.is_resumable and not found.is_failure
 
