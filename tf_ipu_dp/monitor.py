@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, missing_packages
 from tf_ipu_dp.monitoring import device_reader, devices, process_info, snapshots, tables, terminal, text_layout
 from tf_ipu_dp.runs import heartbeat
 
@@ -24,6 +24,21 @@ GROUPS = {
     "Show": ("watch", "json", "free", "need", "health", "events", "explain"),
     "Keep": ("record", "report", "export", "pid", "run_dir"),
     "Where": ("sdk",),
+}
+_EXAMPLES = (
+    "python -m tf_ipu_dp.monitor",
+    "python -m tf_ipu_dp.monitor --watch",
+    "python -m tf_ipu_dp.monitor --free --need=8",
+    "python -m tf_ipu_dp.monitor --explain=runs/first",
+    "python -m tf_ipu_dp.monitor --record=first.jsonl --report=first.html --run_dir=runs/first",
+)
+_ACTIONS = {
+    "--free": "prints the free IPUs once",
+    "--health": "checks for faults once",
+    "--explain": "explains one run",
+    "--watch": "shows the IPUs until stopped",
+    "--record": "records until stopped",
+    "--export": "serves metrics until stopped",
 }
 _PERIOD_S = 1.0
 _MIN_PERIOD_S = 0.1
@@ -98,7 +113,8 @@ def parse(words: Sequence[str]) -> MonitorConfig:
     ]
     exclusive = [name for name in actions if name in ("--free", "--health", "--explain")]
     if exclusive and len(actions) > 1:
-        raise cli.UsageError(f"{' and '.join(actions)} cannot be combined. Use {exclusive[0]} alone.")
+        what = ", ".join(f"{name} {_ACTIONS[name]}" for name in actions)
+        raise cli.UsageError(f"{' and '.join(actions)} cannot be combined: {what}. Use {exclusive[0]} alone.")
     if cfg.explain == "":
         raise cli.UsageError("--explain needs the folder of a run, for example --explain=runs/first.")
     continuous = bool(actions) and not exclusive
@@ -290,15 +306,19 @@ def _show_health(reader: device_reader.DeviceReader, cfg: MonitorConfig) -> int:
 
 def _explain(folder: Path, as_json: bool) -> int:
     from tf_ipu_dp.monitoring import diagnosis
+    from tf_ipu_dp.runs import result_report
 
     found = diagnosis.explain(folder)
     if as_json:
         value = {**found.verdict.to_json(), "run_dir": found.run_dir, "finished": found.finished}
-        sys.stdout.write(json.dumps({**value, "updates": found.updates}, indent=2) + "\n")
+        exchanges = found.exchanges.to_json() if found.exchanges else None
+        sys.stdout.write(json.dumps({**value, "updates": found.updates, "exchanges": exchanges}, indent=2) + "\n")
         return 0
     state = "finished" if found.finished else "not finished"
     sys.stdout.write(f"{text_layout.printable(found.run_dir)}, {state} at step {found.updates:,}\n")
     sys.stdout.write(f"{text_layout.printable(found.verdict.sentence)}\n")
+    if found.exchanges:
+        sys.stdout.write(f"{result_report.render_exchanges(found.exchanges)}\n")
     return 0
 
 
@@ -389,6 +409,7 @@ def _start_exporter(address: Tuple[str, int]) -> Sink:
     try:
         from tf_ipu_dp.monitoring import exporter
     except ImportError as error:
+        missing_packages.restart()
         raise cli.UsageError(
             f"--export needs prometheus_client ({error}). Install it with: pip install prometheus_client"
         ) from error
@@ -423,6 +444,7 @@ def _help() -> str:
         GROUPS,
         make_flags(),
         shutil.get_terminal_size().columns,
+        _EXAMPLES,
     )
 
 

@@ -21,6 +21,7 @@ import urllib.request
 import pytest
 
 from tf_ipu_dp.monitoring import process_info
+from tf_ipu_dp.runs import run_folder
 
 MONITOR = [sys.executable, "-m", "tf_ipu_dp.monitor"]
 HOLD = """
@@ -370,3 +371,14 @@ def test_the_bottleneck_of_a_run_is_found_and_named(tmp_path, cause, flags, verd
     found = json.loads(monitor(f"--explain={tmp_path / 'run'}", "--json").stdout)
     assert (found["kind"], found["instance"], found["flag"]) == verdict, found["sentence"]
     assert found["share_pct"] > 10
+    times = run_folder.RunFolder(tmp_path / "run").read_exchange_times()
+    if cause != "late":  # one instance has nothing to exchange
+        assert times is found["exchanges"] is None
+        return
+    assert times.exchanges == times.compared == 11  # without the one that compiled
+    late = times.most_often_last
+    assert late.instance == 1 and late.last >= 9 and late.late.p50_s > 0.1
+    assert f"instance 1: it was last in {times.last_pct(1):.0f} % of the exchanges" in found["sentence"]
+    assert (found["last_pct"], found["exchanges"]["last_pct"]) == (times.last_pct(1), times.last_pct(1))
+    told = monitor(f"--explain={tmp_path / 'run'}").stdout
+    assert f"Instance 1 was last in {times.last_pct(1):.0f} % of them" in told

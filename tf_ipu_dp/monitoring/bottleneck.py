@@ -20,8 +20,6 @@ THRESHOLD = 0.1
 _COMPILING_THRESHOLD = 0.5
 # A shorter wait at the start of an execution is not slow input: the call itself takes this long.
 _CALL_S = 0.001
-# An instance is the late one if it was last in more than this share of the records.
-_LATE_THRESHOLD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +93,18 @@ def _collectives(sums: Sequence[_InstanceShares], records: Sequence[Sequence[Ins
     known = [(each.collective, each) for each in sums if each.collective is not None]
     if len(sums) < 2 or len(known) < len(sums):
         return None
-    least, last = min(known, key=lambda each: each[0])
-    others = [collective for collective, each in known if each is not last]
-    waiting = sum(others) / len(others) - least
-    if waiting > max(THRESHOLD, least):
-        late, often = _most_often_last(records)
-        if often > _LATE_THRESHOLD:
-            sentence = (
-                f"The bottleneck is instance {late}: it was last in {_percent(often)} of the sampled collectives, and "
-                f"{_percent(waiting)} of the others' training was waiting for it. Check its host, or run without it "
-                "(fewer --instances)."
-            )
-            return Verdict(LATE_INSTANCE, sentence, 100 * waiting, late, 100 * often, "instances")
-    most = max(collective for collective, _ in known)
+    late, often = _most_often_last(records)
+    own = sum(collective for collective, each in known if each.instance == late)
+    waiting = sum(collective - own for collective, each in known if each.instance != late) / (len(known) - 1)
+    # Far more often than its share: more than halfway from there to always.
+    if often > (1 + 1 / len(known)) / 2 and waiting > max(THRESHOLD, own):
+        sentence = (
+            f"The bottleneck is instance {late}: it was last in {_percent(often)} of the exchanges, and "
+            f"{_percent(waiting)} of the others' training was waiting for it. Check its host, or run without it "
+            "(fewer --instances)."
+        )
+        return Verdict(LATE_INSTANCE, sentence, 100 * waiting, late, 100 * often, "instances")
+    least, most = (choose(collective for collective, _ in known) for choose in (min, max))
     if most <= THRESHOLD:
         return None
     turns = " The instances wait for each other in turn." if least <= most / 2 else ""
@@ -193,23 +190,13 @@ def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]]) -> List[_Instan
 
 
 def _most_often_last(records: Sequence[Sequence[InstanceTimes]]) -> Tuple[int, float]:
-    """Returns the instance that the others waited for in most records, and in which share of them.
-
-    The last one spends the least time in the collective: the others are already waiting when it arrives.
-    """
+    """Returns the instance that was last in most exchanges of gradients, and in which share of them."""
     counts: Dict[int, int] = {}
-    compared = 0
     for record in records:
-        known = [(each.collective_s / each.seconds, each) for each in record if each.collective_s is not None
-                 and each.seconds > 0]  # fmt: skip
-        if len(known) > 1:
-            compared += 1
-            least, last = min(known, key=lambda each: each[0])
-            others = [share for share, each in known if each is not last]
-            if sum(others) / len(others) - least > THRESHOLD / 2:
-                counts[last.instance] = counts.get(last.instance, 0) + 1
-    late = max(counts, key=lambda instance: counts[instance], default=0)
-    return late, counts.get(late, 0) / compared if compared else 0.0
+        for each in record:
+            counts[each.instance] = counts.get(each.instance, 0) + (each.last or 0)
+    late = max(counts, key=lambda instance: counts[instance])
+    return late, counts[late] / max(sum(counts.values()), 1)
 
 
 def _percent(share: float) -> str:

@@ -6,18 +6,14 @@ import copy
 import dataclasses
 import datetime
 import html
-import io
 import math
-import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.monitoring import text_layout, timeline
+from tf_ipu_dp.monitoring import drawings, text_layout, timeline
 from tf_ipu_dp.monitoring.recorder import Recording, Sample
-from tf_ipu_dp.runs import run_folder
 
-FORMATS = (".png", ".svg", ".html")
 _PHASE_COLOURS = {
     "starting": "#bbbbbb",
     "compiling": "#e69f00",
@@ -33,7 +29,6 @@ _MAX_CURVES = 8  # more IPUs are drawn as a heat map
 _MAX_BANDS = 16
 _MIN_PHASE_WIDTH = 1 / 1000  # share of the drawing: a narrower phase would not be visible
 _GAP_PERIODS = 3  # a longer gap between samples is left blank
-_STYLE = {"text.parse_math": False, "svg.fonttype": "none", "font.size": 9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,36 +46,17 @@ class _TimeAxis:
 
 def check_report_name(path: Path) -> None:
     """Raises a UsageError for a report that cannot be drawn, before anything is recorded."""
-    if path.suffix.lower() not in FORMATS:
-        raise cli.UsageError(f"--report={path} has an unknown file type. Use one of {', '.join(FORMATS)}.")
-    if not path.absolute().parent.is_dir():
-        raise cli.UsageError(f"--report={path} cannot be written: there is no folder {path.absolute().parent}.")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise cli.UsageError(
-            f"--report={path} needs matplotlib ({error}). Install it with: pip install 'matplotlib>=3.6,<3.10'"
-        ) from error
+    drawings.check_file("report", path)
 
 
 def draw(recording: Recording, path: Path) -> None:
     """Writes the report in the format of its file type."""
     check_report_name(path)
     kind = path.suffix.lower()
-    stream = io.BytesIO()
-    import matplotlib
-
-    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
-        warnings.simplefilter("ignore")  # a name may have characters that the font lacks
-        figure = make_figure(recording)
-        figure.savefig(stream, format="png" if kind == ".png" else "svg", dpi=120, facecolor="white")
-    content = stream.getvalue()
+    content = drawings.render_figure(make_figure(recording), "png" if kind == ".png" else "svg", "recording")
     if kind == ".html":
-        content = render_page(recording, content.decode("utf-8")).encode("utf-8")
-    try:
-        run_folder.write_durably(path, content)
-    except OSError as error:
-        raise cli.UsageError(f"--report={path} cannot be written ({error.strerror}). Use another path.") from error
+        content = render_page(recording, content.decode()).encode()
+    drawings.write_file("report", path, content)
 
 
 def make_figure(recording: Recording) -> Any:
@@ -103,7 +79,7 @@ def make_figure(recording: Recording) -> Any:
     end = max(float(positions[-1]), 1e-3)
     gap = _GAP_PERIODS * recording.period_s
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(drawings.STYLE):
         many = len(recording.ipus) > _MAX_CURVES
         heights = [max(2.6, min(7.0, 0.11 * len(recording.ipus))) if many else 3.0]
         heights += [1.6] if has_power else []
@@ -118,7 +94,7 @@ def make_figure(recording: Recording) -> Any:
         changes = timeline.find_phase_changes(bands)
         for moment, phase in changes:
             for plot in plots[: 2 if has_power else 1]:
-                colour = _PHASE_COLOURS.get(phase, "black")
+                colour = _PHASE_COLOURS.get(phase, drawings.INK)
                 plot.axvline(axis.position(moment), color=colour, linewidth=0.9, alpha=0.8, linestyle="--")
         if has_power:
             gaps = np.nonzero(np.diff(times) > gap)[0] + 1
@@ -141,7 +117,7 @@ def make_figure(recording: Recording) -> Any:
 
 def render_page(recording: Recording, drawing: str) -> str:
     """Returns one self-contained HTML page with the drawing."""
-    svg = drawing[drawing.index("<svg") :]
+    svg = drawings.make_inline(drawing, {}, "Utilisation, power and phases over time")
     rows = []
     for each in timeline.summarise(recording):
         phases = ", ".join(f"{name} {seconds:.{0 if seconds >= 10 else 1}f} s" for name, seconds in each.phases.items())
@@ -162,14 +138,11 @@ def render_page(recording: Recording, drawing: str) -> str:
         f"{cli.count(len(recording.ipus), 'IPU')}, {cli.count(len(recording.samples), 'sample')} from "
         f"{_format_time(first)} to {_format_time(last)}, recorded in {recording.path.name}"
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>IPU report</title><style>'
-        "body{font:14px/1.5 sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222}"
-        "svg{width:100%;height:auto}table{border-collapse:collapse;width:100%}"
-        "th,td{text-align:left;padding:.3em .6em;border-bottom:1px solid #ddd;vertical-align:top}"
-        "td{overflow-wrap:anywhere}td:nth-child(3){min-width:6em}"
-        f"</style></head><body><h1>IPU report</h1><p>{html.escape(text_layout.printable(facts))}</p>{svg}"
-        f"<h2>Processes</h2><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></body></html>\n"
+    return drawings.render_page(
+        "IPU report",
+        f"<h1>IPU report</h1><p>{html.escape(text_layout.printable(facts))}</p>{svg}<h2>Processes</h2>"
+        f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>',
+        "td:nth-child(3){min-width:6em}td:last-child{min-width:12em}",
     )
 
 
@@ -266,7 +239,7 @@ def _average_in_bins(positions: Any, values: Any, gap: float) -> Tuple[Any, Any]
 
 
 def _draw_power(plot: Any, positions: Any, power: Any) -> None:
-    plot.plot(positions, power, color="#d55e00", linewidth=1.2)
+    plot.plot(positions, power, color=drawings.PALETTE[1], linewidth=1.2)
     plot.set_ylabel("power (W)")
     plot.set_ylim(bottom=0)
     plot.grid(alpha=0.3)
@@ -291,10 +264,10 @@ def _draw_bands(
     handles: List[Any] = [Patch(color=_PHASE_COLOURS.get(phase, _UNKNOWN_COLOUR), label=phase) for phase in seen]
     if saves:
         moments = [moment for _, moment in saves]
-        plot.plot(moments, [row for row, _ in saves], linestyle="", marker="v", color="black", markersize=5)
-        handles.append(Line2D([], [], linestyle="", marker="v", color="black", markersize=5, label="saved"))
+        plot.plot(moments, [row for row, _ in saves], linestyle="", marker="v", color=drawings.INK, markersize=5)
+        handles.append(Line2D([], [], linestyle="", marker="v", color=drawings.INK, markersize=5, label="saved"))
     if has_changes:
-        handles.append(Line2D([], [], linestyle="--", color="grey", linewidth=0.9, label="next phase"))
+        handles.append(Line2D([], [], linestyle="--", color="#777777", linewidth=0.9, label="next phase"))
     labels = [*map(text_layout.printable, bands), *([f"and {hidden:,} more"] if hidden else [])]
     plot.set_yticks(range(len(labels)))
     plot.set_yticklabels(labels, fontsize=8)

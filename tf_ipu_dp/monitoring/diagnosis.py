@@ -20,7 +20,7 @@ from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning import errors, plan
 from tf_ipu_dp.runs import heartbeat, run_folder
 from tf_ipu_dp.runs.plan_record import PlanRecord
-from tf_ipu_dp.runs.records import InstanceTimes, MetricsRecord, RunTimes, TrainingRecord, Verdict
+from tf_ipu_dp.runs.records import ExchangeSummary, InstanceTimes, MetricsRecord, RunTimes, TrainingRecord, Verdict
 
 _MAX_ITERATIONS = 1024
 _TAIL_BYTES = 1 << 16
@@ -34,6 +34,7 @@ class Explanation:
     verdict: Verdict
     finished: bool
     updates: int
+    exchanges: Optional[ExchangeSummary] = None  # None: one instance, or not reported by the device
 
 
 def judge(
@@ -67,7 +68,7 @@ def explain(path: Path) -> Explanation:
     records = _training_records(folder.read_metrics())
     result = folder.read_result()
     if result is not None and result.verdict.kind != Verdict.UNKNOWN:
-        return Explanation(str(path), result.verdict, True, result.updates)
+        return Explanation(str(path), result.verdict, True, result.updates, result.exchanges)
     compiling = [status for status in heartbeat.read_run(path) if status.phase == "compiling"]
     if result is None and compiling and not records:
         seconds = max(status.still_s for status in compiling)
@@ -75,7 +76,8 @@ def explain(path: Path) -> Explanation:
         return Explanation(str(path), Verdict(bottleneck.COMPILING, sentence, flag="executable_cache"), False, 0)
     found = judge(planned, _read_config(path), records, result.times if result else None)
     updates = result.updates if result else max((record.step for record in records), default=0)
-    return Explanation(str(path), found, result is not None, updates)
+    times = folder.read_exchange_times()
+    return Explanation(str(path), found, result is not None, updates, times.summary() if times else None)
 
 
 def explain_recent(path: Path) -> Optional[Verdict]:
@@ -112,7 +114,9 @@ def _count_executions(records: Sequence[TrainingRecord], planned: PlanRecord) ->
 
 
 def _is_valid(times: InstanceTimes) -> bool:
-    numbers = (times.seconds, times.executing_s, times.input_wait_s or 0.0, times.collective_s or 0.0)
+    waits = (times.input_wait_s, times.collective_s, times.program_collective_s)
+    optional = (*waits, times.optimizer_s, times.last)
+    numbers = (times.seconds, times.executing_s, *(number or 0 for number in optional))
     return times.instance >= 0 and all(number >= 0 for number in numbers)
 
 

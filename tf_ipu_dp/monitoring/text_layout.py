@@ -6,11 +6,13 @@ Untrusted text must go through `printable`, which escapes control characters.
 from __future__ import annotations
 
 import dataclasses
+import math
 import unicodedata
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 Span = Tuple[str, str]  # a text and its style
 Line = List[Span]
+TextColumn = Tuple[str, List[str]]  # a title and its cells
 
 PLAIN, BOLD, DIM, GOOD, WARN, BAD = "", "1", "2", "32", "33", "31"
 SPARKLINE_WIDTH = 20
@@ -103,6 +105,14 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text
     )
+
+
+def number(value: Optional[float]) -> str:
+    """Returns three digits; a dash for what is not known."""
+    if value is None:
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{min(digits, 6)}f}"
 
 
 def id_ranges(ids: Iterable[int]) -> str:

@@ -51,9 +51,15 @@ def test_input_that_is_there_within_a_millisecond_of_each_call_is_a_sign_of_smal
     assert one(1.0, 0.95, 0.2, executions=50).kind == "input"
 
 
-def records_of(*rows, count=10):
-    """Each row: input wait and collective time of an instance in 10 seconds of which 9.8 are executions."""
-    return [[InstanceTimes(n, 10.0, 9.8, wait, together) for n, (wait, together) in enumerate(rows)]] * count
+def records_of(*rows, count=10, last=()):
+    """Each row: input wait and collective time of an instance in 10 seconds of which 9.8 are executions.
+
+    `last`: in how many exchanges of a record each instance was last.
+    """
+    last = dict(enumerate(last))
+    return [
+        [InstanceTimes(n, 10.0, 9.8, wait, together, last.get(n)) for n, (wait, together) in enumerate(rows)]
+    ] * count
 
 
 def test_the_instance_whose_input_is_slow_is_named_although_the_others_wait_in_the_collective():
@@ -74,17 +80,36 @@ def test_input_that_all_wait_for_is_told_of_all():
 
 
 def test_an_instance_that_computes_slowly_is_the_late_one_and_how_often_is_told():
-    slow = records_of((0.1, 4.0), (0.1, 4.2), (0.1, 0.3), count=9) + records_of(
-        (0.1, 0.2), (0.1, 0.2), (0.1, 0.2), count=1
+    slow = records_of((0.1, 4.0), (0.1, 4.2), (0.1, 0.3), count=9, last=(2, 3, 45)) + records_of(
+        (0.1, 0.2), (0.1, 0.2), (0.1, 0.2), count=1, last=(20, 15, 15)
     )
     found = bottleneck.find_bottleneck(slow, FACTS)
-    assert (found.kind, found.instance, found.last_pct) == ("late instance", 2, 90.0)
-    assert "instance 2: it was last in 90 % of the sampled collectives" in found.sentence
+    assert (found.kind, found.instance, found.last_pct) == ("late instance", 2, 84.0)
+    assert found.sentence == (
+        "The bottleneck is instance 2: it was last in 84 % of the exchanges, and 34 % of the others' training was "
+        "waiting for it. Check its host, or run without it (fewer --instances)."
+    )
     assert found.share_pct == pytest.approx(100 * (0.5 * (36.2 + 38.0) - 2.9) / 100)
 
 
+@pytest.mark.parametrize(
+    ("rows", "last", "kind"),
+    [
+        (((0.1, 4.0), (0.1, 0.3)), (26, 74), "collectives"),  # last often, but not far more than half of the time
+        (((0.1, 4.0), (0.1, 0.3)), (24, 76), "late instance"),
+        (((0.1, 4.0), (0.1, 4.0), (0.1, 0.3), (0.1, 4.0)), (13, 12, 62, 13), "collectives"),
+        (((0.1, 4.0), (0.1, 4.0), (0.1, 0.3), (0.1, 4.0)), (12, 12, 64, 12), "late instance"),
+        (((0.1, 4.0), (0.1, 3.5)), (0, 100), "collectives"),  # it spends as long in the exchanges itself
+        (((0.1, 0.9), (0.1, 0.1)), (0, 100), "none"),  # the others do not wait long
+        (((0.1, 4.0), (0.1, 0.3)), (), "collectives"),  # an earlier version did not count
+    ],
+)
+def test_the_last_is_the_bottleneck_if_it_is_so_far_more_often_than_its_share_and_the_others_wait(rows, last, kind):
+    assert bottleneck.find_bottleneck(records_of(*rows, last=last), FACTS).kind == kind
+
+
 def test_instances_that_are_late_in_turn_make_the_collectives_the_bottleneck():
-    turns = [InstanceTimes(0, 10.0, 9.8, 0.0, 4.0), InstanceTimes(1, 10.0, 9.8, 0.0, 0.2)]
+    turns = [InstanceTimes(0, 10.0, 9.8, 0.0, 4.0, 1), InstanceTimes(1, 10.0, 9.8, 0.0, 0.2, 49)]
     swapped = [dataclasses.replace(each, instance=1 - each.instance) for each in turns]
     found = bottleneck.find_bottleneck([turns, swapped] * 5, FACTS)
     assert (found.kind, found.flag) == ("collectives", "gradient_accumulation")
@@ -102,7 +127,7 @@ def test_waiting_between_executions_for_another_instance_is_no_sign_of_small_exe
 
 SECONDS = st.floats(0, 1e6)
 MAYBE = st.none() | SECONDS
-TIMES = st.builds(InstanceTimes, st.integers(0, 4), SECONDS, SECONDS, MAYBE, MAYBE)
+TIMES = st.builds(InstanceTimes, st.integers(0, 4), SECONDS, SECONDS, MAYBE, MAYBE, st.none() | st.integers(0, 10**6))
 
 
 @given(

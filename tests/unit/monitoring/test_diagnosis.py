@@ -11,6 +11,7 @@ from tf_ipu_dp.datasets import info
 from tf_ipu_dp.monitoring import diagnosis
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs import heartbeat, records, run_folder
+from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 
 FLAGS = ("--ipus=4", "--epochs=2", "--sdk=emulator")
 
@@ -71,6 +72,19 @@ def test_a_run_that_goes_on_is_judged_by_what_there_is(run):
     found = diagnosis.explain(folder)
     assert (found.finished, found.updates, found.verdict.kind) == (False, 10, "none")
     assert diagnosis.explain_recent(folder) == found.verdict
+
+
+def test_the_exchanges_of_a_run_that_goes_on_are_those_of_its_last_checkpoint(run):
+    path = run((10.0, 9.9, 0.1))
+    assert diagnosis.explain(path).exchanges is None
+    times = ExchangeTimes.of([[0.3, 0.2], [0.1, 0.4]])
+    run_folder.RunFolder(path).write_exchange_times(times)
+    assert diagnosis.explain(path).exchanges == times.summary()
+
+
+def test_the_exchanges_of_a_run_that_has_ended_are_those_of_its_result(run):
+    result = sample_records.make_result(exchanges=ExchangeTimes.of([[0.3, 0.2], [0.1, 0.4]]).summary())
+    assert diagnosis.explain(run((10.0, 9.9, 0.1), result=result)).exchanges == result.exchanges
 
 
 def test_a_run_that_compiles_says_so(run):
