@@ -9,6 +9,7 @@ layout   ResNet-20, micro batches of 32, accumulation 4: 8 replicas in one insta
 input    a small model with an augmentation that costs more than the model: in numpy, which holds Python's lock, and
          in TensorFlow; one and two instances of the same program for the SDK
 start    from the command to the end of the first step: one and four instances
+timing   MLP, 2 instances x 1 replica, 1,500 updates: without and with the time of every exchange of gradients
 
 Every round starts new processes for every contender. Reported: medians, and the median of the ratios within a
 round to the first contender.
@@ -46,8 +47,9 @@ SUITES = {
     ],
     "input": ["numpy, 1 instance", "numpy, 2 instances", "tf.data, 1 instance", "tf.data, 2 instances"],
     "start": ["1 instance x 8 replicas", "4 instances x 2 replicas"],
+    "timing": ["exchanges not timed", "exchanges timed"],
 }
-UNITS = {"layout": "samples/s", "input": "samples/s", "start": "s"}
+UNITS = {"layout": "samples/s", "input": "samples/s", "start": "s", "timing": "samples/s"}
 
 
 def poprun(instances, replicas):
@@ -107,6 +109,24 @@ def measure_start(name):
                 seconds = time.perf_counter() - began
         process.wait()
         return seconds
+
+
+def measure_timing(name):
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--dataset=synthetic", "--image_size=28", "--model=mlp", "--micro_batch_size=32", "--epochs=1500steps"]
+        words += ["--seed=1", "--json", f"--run_dir={folder}/run"]
+        return read_rate([*poprun(2, 2), *python_arguments(f"train_timed({words!r}, {name == 'exchanges timed'})")])
+
+
+def train_timed(words, timed):
+    """Trains; without timing, the program records nothing and the instances send nothing of it."""
+    from tf_ipu_dp import sdk, train
+    from tf_ipu_dp.emulator.runtime import instances
+
+    if not timed:
+        instances._exchanges.add = lambda seconds: None
+        sdk.Sdk.exchange_times = lambda self: None
+    train.start(words)
 
 
 def make_network(model, optimizer):
@@ -234,7 +254,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SUITES)
     args = parser.parse_args()
-    measures = {"layout": measure_layout, "input": measure_input, "start": measure_start}
+    measures = {"layout": measure_layout, "input": measure_input, "start": measure_start, "timing": measure_timing}
     for suite in [args.only] if args.only else SUITES:
         found = {name: [] for name in SUITES[suite]}
         for number in range(args.rounds):
@@ -246,7 +266,8 @@ def main():
         print(f"{suite:<30}{UNITS[suite]:>9}   ratio")
         for name, values in found.items():
             ratio = statistics.median(one / base for one, base in zip(values, first))
-            print(f"{name:<30}{statistics.median(values):9,.{1 if suite == 'start' else 0}f}{ratio:8.2f}")
+            digits = {"start": (1, 2), "timing": (0, 3)}.get(suite, (0, 2))
+            print(f"{name:<30}{statistics.median(values):9,.{digits[0]}f}{ratio:8.{digits[1]}f}")
         print()
 
 

@@ -11,8 +11,11 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A slow machine must not fail a test.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# A slow machine must not fail a test, and the same code must give the same result: examples depend on the test alone.
+# Other ones are tried with --hypothesis-profile=explore.
+_TESTS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("tests", _TESTS, derandomize=True)
+settings.register_profile("explore", _TESTS, derandomize=False, max_examples=1000)
 settings.load_profile("tests")
 
 
@@ -22,6 +25,8 @@ def _test_environment(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPU_EMULATOR_DIR", str(tmp_path_factory.mktemp("partition") / "of_tests"))
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        # That of the developer's machine would add a prediction to plans.
+        patch.setenv("TF_IPU_DP_CALIBRATION", str(tmp_path_factory.mktemp("calibration") / "none.json"))
         yield
 
 

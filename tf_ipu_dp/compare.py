@@ -18,6 +18,10 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.runs import checkpoints
 
 _LIMIT = 1e-5
+_EXAMPLES = (
+    "python -m tf_ipu_dp.compare runs/a runs/b",
+    "python -m tf_ipu_dp.compare --limit=0 runs/a runs/b",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +148,7 @@ def _help() -> str:
         {"Comparison": ("limit",)},
         _make_flags(),
         shutil.get_terminal_size().columns,
+        _EXAMPLES,
     )
 
 

@@ -21,11 +21,15 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import __version__, cli, sdk_calls
+from tf_ipu_dp import __version__, cli, missing_packages, sdk_calls
 from tf_ipu_dp.distributed import world
 
 TIMEOUT_S = 60.0
 CALL_LIMIT_S = 900.0  # of one call: compiling takes minutes
+_EXAMPLES = (
+    "python -m tf_ipu_dp.doctor",
+    "python -m tf_ipu_dp.doctor --sdk=poplar -- --ipus=16 --model=resnet50 --dataset=cifar10",
+)
 GROUPS = {"Check": ("sdk",), "Output": ("json",)}
 # Releases that the test suite runs on. Others with Keras 2 may work.
 TESTED_TENSORFLOW = ("2.6", "2.15")
@@ -117,7 +121,7 @@ def main(words: Sequence[str]) -> int:
     if cli.wants_help(words):
         about = "Checks whether this machine can train, and reports what is missing. Exit code 0: yes, 1: no."
         usage = "python -m tf_ipu_dp.doctor [--json] [--sdk=poplar [-- flags of train]]"
-        sys.stdout.write(cli.render_help(usage, about, GROUPS, fv, width))
+        sys.stdout.write(cli.render_help(usage, about, GROUPS, fv, width, _EXAMPLES))
         return 0
     end = words.index("--") if "--" in words else len(words)
     own, of_train = words[:end], words[end + 1 :]
@@ -142,6 +146,7 @@ def main(words: Sequence[str]) -> int:
 
 def check_calls(sdk: str, of_train: Sequence[str], *, as_json: bool) -> int:
     """Makes the calls of some runs into an SDK, and shows what it answered. Returns the exit code."""
+    missing_packages.require("tensorflow")
     launched = world.read_launched(os.environ)
     layouts: Sequence[Tuple[str, Sequence[str]]] = _LAYOUTS
     if of_train or launched:
@@ -203,7 +208,8 @@ def render(diagnosis: Diagnosis, width: int, ascii_only: bool = False) -> str:
     text = cli.render_table(("", "", ""), rows, width)
     advice = [finding for finding in diagnosis.findings if finding.advice and finding.ok is not True]
     if advice:
-        text += "\n" + cli.render_table(("", ""), [(f"{finding.name}:", finding.advice) for finding in advice], width)
+        lines = [(f"{finding.name}:", cli.as_started(finding.advice, os.environ)) for finding in advice]
+        text += "\n" + cli.render_table(("", ""), lines, width)
     return text + "\n" + _conclusion(diagnosis) + "\n"
 
 
@@ -281,7 +287,9 @@ def _check_tensorflow(probe: Probe) -> Tuple[Finding, Finding]:
     install = "Start with launch/train, which makes an environment, or install it: pip install '.[host]'"
     if not probe.value:
         broken = "It is installed but cannot be imported. Remove this environment and start with launch/train."
-        absent = Finding("TensorFlow", False, probe.failure, install if "No module named" in probe.failure else broken)
+        missing = "No module named 'tensorflow'" in probe.failure
+        detail = "not installed" if missing else probe.failure
+        absent = Finding("TensorFlow", False, detail, install if "No module named" in probe.failure else broken)
         return absent, Finding("Keras", False, "not checked: TensorFlow cannot be imported")
     version, keras = probe.value["version"], probe.value["keras"]
     kind = "of the Poplar SDK" if probe.value["poplar"] else "stock"
@@ -352,9 +360,9 @@ def _check_tool(name: str, probe: Probe) -> Finding:
 def _check_datasets(probe: Probe, environ: Mapping[str, str]) -> Finding:
     name = "tensorflow-datasets"
     if not probe.value:
-        return Finding(
-            name, False, probe.failure, "Only the shipped data sets can be used. Install it with: pip install '.[host]'"
-        )
+        absent = "No module named 'tensorflow_datasets'" in probe.failure
+        advice = "Only the shipped data sets can be used. Install it with: pip install '.[host]'"
+        return Finding(name, False, "not installed" if absent else probe.failure, advice)
     folder = Path(environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
     try:
         entries = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

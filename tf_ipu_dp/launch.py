@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, environment
+from tf_ipu_dp import cli, environment, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
@@ -31,19 +31,23 @@ from tf_ipu_dp.distributed import launchers, restart, verify, world
 from tf_ipu_dp.distributed.job import (
     DEFAULT_INSTANCES,
     Job,
-    TrainCommand,
-    parse_train_words,
     plan_job,
     read_saved_batch,
 )
 from tf_ipu_dp.distributed.job_process import JobStarter
 from tf_ipu_dp.planning import plan, report
-from tf_ipu_dp.runs import json_files, run_folder
+from tf_ipu_dp.runs import json_files, run_folder, saved_flags
 from tf_ipu_dp.runs.plan_record import PlanRecord
+from tf_ipu_dp.runs.saved_flags import TrainCommand
 from tf_ipu_dp.training import console
 
 _LAUNCHER_FLAGS = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
 _LAUNCHER_SWITCHES = ("verify", "dry_run")
+_EXAMPLES = (
+    "python -m tf_ipu_dp.launch --instances=4 -- --ipus=8 --model=resnet20 --dataset=cifar10",
+    "python -m tf_ipu_dp.launch --instances=2 --hosts=node1,node2 --max_restarts=3 -- --ipus=8",
+    "python -m tf_ipu_dp.launch --instances=2 --verify -- --ipus=4 --model=mlp",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(_help())
         return 0
     options = _parse_options(launcher_words, train_words)
-    typed = parse_train_words(train_words)
+    typed = saved_flags.complete(train_words)
     _refuse_nested_launch()
     if typed.config.format != "table":
         raise cli.UsageError(
@@ -82,6 +86,7 @@ def main(words: Sequence[str]) -> int:
     if options.dry_run:
         _show_plan(job, starter)
         return 0
+    missing_packages.require("tensorflow")
     if launcher != "poprun" and job.plan.topology.instances > 1:
         _require_horovod(job.plan.topology.instances)
     if options.verify:
@@ -129,7 +134,7 @@ def _train(
         sys.stderr.write(report.render_drawing(job.plan.topology, _width(sys.stderr)))
     end = restart.run_with_restarts(job, typed, dataset, starter, folder, max_restarts=max_restarts, announce=_announce)
     took = console.render_duration(time.monotonic() - began)
-    resume = " ".join(map(shlex.quote, ["python", "-m", "tf_ipu_dp.launch", *launcher_words, "--", *typed.words]))
+    resume = _resume_command(folder, launcher_words, typed.words)
     if end.status == 0:
         _announce(f"done in {took}; {folder.path}")
         if job.config.json:
@@ -149,6 +154,15 @@ def _verify(job: Job, dataset: DatasetInfo, starter: JobStarter) -> int:
     if end.failure is not None:
         _announce(restart.render_failure(end.failure))
     return end.status
+
+
+def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str], train_words: Sequence[str]) -> str:
+    """Returns the command that resumes the run. A run that got so far has saved its flags; the launcher's never are."""
+    has_flags = folder.run_flags.is_file()
+    if has_flags and not launcher_words:
+        return cli.resume_command(folder.path, os.environ)
+    run = [f"--run_dir={folder.path}"] if has_flags else train_words
+    return " ".join(map(shlex.quote, ["python", "-m", "tf_ipu_dp.launch", *launcher_words, "--", *run]))
 
 
 @contextlib.contextmanager
@@ -264,6 +278,7 @@ def _help() -> str:
         {"Launcher": ("instances", "hosts", *_LAUNCHER_FLAGS)},
         _make_flags(),
         shutil.get_terminal_size().columns,
+        _EXAMPLES,
     )
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Any, List, Mapping, MutableMapping, Optional
+from typing import Any, List, Mapping, MutableMapping, Optional, Tuple
 
 from tf_ipu_dp import sdk_types
 
@@ -62,6 +62,33 @@ class Sdk:
         from tf_ipu_dp.emulator.runtime import instances
 
         return instances.seconds_in_collectives()
+
+    def program_collective_s(self) -> Optional[float]:
+        """Returns the part of them inside the device's programs, which executions wait for. None: not reported."""
+        if self.name != "emulator":
+            return None
+        from tf_ipu_dp.emulator.runtime import instances
+
+        return instances.seconds_in_program_collectives()
+
+    def optimizer_s(self) -> Optional[float]:
+        """Returns the seconds that optimizers have taken on this instance. None: not reported."""
+        if self.name != "emulator":
+            return None
+        from tf_ipu_dp.emulator.runtime import optimizer_meter
+
+        return optimizer_meter.seconds_in_optimizer()
+
+    def exchange_times(self) -> Optional[Tuple[int, List[float]]]:
+        """Returns how often this instance has exchanged gradients with others, and the seconds of the last exchanges.
+
+        None: not reported. IPUs exchange them without the host.
+        """
+        if self.name != "emulator":
+            return None
+        from tf_ipu_dp.emulator.runtime import instances
+
+        return instances.exchange_times()
 
     def make_strategy(self, *, distributed: bool) -> sdk_types.Strategy:
         """Returns the strategy of one instance alone, or of one of a PopDist job."""

@@ -36,6 +36,7 @@ def test_every_command_is_listed_with_a_line_of_its_own(tf_ipu_dp_command):
 
 def test_the_list_has_every_module_that_can_be_started():
     modules = [*PACKAGE.glob("*.py"), *(PACKAGE / "emulator").glob("*.py")]
+    modules += [PACKAGE / room / "__main__.py" for room in ("collectives", "scaling")]
     names = [path.relative_to(PACKAGE).with_suffix("").parts for path in modules if 'if __name__ == "__main__"' in
              path.read_text(encoding="utf-8")]  # fmt: skip
     commands = {".".join(part for part in parts if part != "__main__") for parts in names} - {"", "emulator.coverage"}
@@ -45,6 +46,20 @@ def test_the_list_has_every_module_that_can_be_started():
 def test_the_version_is_printed(tf_ipu_dp_command):
     done = tf_ipu_dp_command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tf_ipu_dp {tf_ipu_dp.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", sorted({*front.COMMANDS} - {"emulator", "emulator.poprun", "environment"}))
+def test_every_command_prints_the_version(run_command, command):
+    words = ["size"] if command == "collectives" else []
+    done = run_command(command, *words, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tf_ipu_dp {tf_ipu_dp.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", front.COMMANDS)
+def test_every_help_ends_with_examples(run_command, command):
+    text = run_command(command, "--help", COLUMNS="80").stdout
+    examples = text.replace("Examples:", "Examples").partition("\nExamples\n")[2].splitlines()
+    assert examples and all(line.startswith("  ") for line in examples)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_sam
     assert code == 143, err
     stopped = int(re.search(r"SIGTERM after step (\d+), saved", out)[1])
     assert re.search(
-        r"launch: stopped after .*\. Resume with: python -m tf_ipu_dp\.launch --max_restarts=3 -- --instances=2 .*"
+        r"launch: stopped after .*\. Resume with: python -m tf_ipu_dp\.launch --max_restarts=3 -- "
         rf"--run_dir={folder}$",
         said(err)[-1],
     )

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tf_ipu_dp.collectives import results
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("mpirun"), reason="needs mpirun on the PATH"),
@@ -54,3 +56,14 @@ def test_an_instance_of_mpirun_that_is_killed_is_named_and_the_job_goes_on(
     said = [line for line in err.splitlines() if line.startswith("launch: instance 1 on ")]
     assert job.returncode == 0, err
     assert len(said) == 1 and "was killed by SIGKILL; restarting from step " in said[0]
+
+
+def test_collectives_are_measured_over_mpi(run_command, tmp_path):
+    out = tmp_path / "measured"
+    done = run_command("collectives", "measure", "--engine=mpi", "--bytes=64KiB", "--trials=300", f"--out={out}")
+    if "needs a Horovod that was built with it" in done.stderr:
+        pytest.skip("Horovod was built without MPI")
+    assert done.returncode == 0, done.stderr
+    found = results.read(out)
+    assert found.description.engine == "Horovod 0.28.1 on MPI"
+    assert found.series[0].rank_seconds.shape == (300, 2) and found.series[0].facts.wrong_sums == 0

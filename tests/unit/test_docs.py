@@ -18,7 +18,7 @@ import pytest
 from tf_ipu_dp import cli, launch, monitor, train
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.emulator.launcher import poprun_options
-from tf_ipu_dp.runs import heartbeat, manifest, plan_record, records
+from tf_ipu_dp.runs import exchange_times, heartbeat, manifest, plan_record, records
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tf_ipu_dp"
@@ -380,7 +380,7 @@ def test_the_run_folders_page_has_every_key_of_its_records():
 def test_the_run_folders_page_shows_records_as_they_are_written():
     samples = [json.loads("\n".join(block.lines)) for block in json_blocks(read(DOCS / "run-folder.md"))]
     shown = [*map(records.metrics_record, samples[:2]), records.RunResult.from_json(samples[2])]
-    shown.append(heartbeat.Status.from_json(samples[3]))
+    shown += [exchange_times.ExchangeTimes.from_json(samples[3]), heartbeat.Status.from_json(samples[4])]
     assert [set(record.to_json()) for record in shown] == [set(sample) for sample in samples]
 
 

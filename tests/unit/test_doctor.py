@@ -170,3 +170,11 @@ def test_a_call_that_is_not_answered_in_time_is_ended():
 def test_a_process_that_can_make_no_calls_says_why():
     with pytest.raises(cli.UsageError, match=r"^there is no SDK$"):
         calls_of("reporter.refuse('there is no SDK')")
+
+
+def test_a_package_that_is_not_installed_is_said_so_and_not_in_python_s_words():
+    probes = {name: Probe(None, f"ModuleNotFoundError: No module named {name!r}") for name in doctor._PROBES}
+    probes.update(dict.fromkeys(doctor._TOOLS, ABSENT))
+    details = {finding.name: finding.detail for finding in doctor.diagnose(probes, {}, (3, 11)).findings}
+    assert (details["TensorFlow"], details["tensorflow-datasets"]) == ("not installed", "not installed")
+    assert not [detail for detail in details.values() if "ModuleNotFoundError" in detail]

@@ -78,7 +78,7 @@ def refuse_missing(name: str, data_dir: Optional[str], reason: str = "") -> NoRe
     """Raises a UsageError with the folder that was searched and the command that prepares the set."""
     root = data_folder(data_dir)
     base = _split_name(name)[0]
-    near = get_close_matches(base, {*DATASETS, *_prepared_names(root)} - {base}, n=1, cutoff=0.75)
+    near = get_close_matches(base, {*DATASETS, *prepared_names(data_dir)} - {base}, n=1, cutoff=0.75)
     guess = "" if base in DATASETS or not near else f"Did you mean --dataset={near[0]}? If not: "
     raise cli.UsageError(
         f"--dataset={name} was not found in {root}{reason and ' and ' + reason}. {guess}"
@@ -90,6 +90,15 @@ def can_be_downloaded(name: str) -> bool:
     """Whether tensorflow-datasets can download a known set."""
     known = _find_known(name)
     return known is not None and known.origin == TFDS and known.downloadable
+
+
+def prepared_names(data_dir: Optional[str]) -> List[str]:
+    """Returns the sets that tensorflow-datasets has prepared, image sets or not."""
+    return [
+        folder.name
+        for folder in _folders(data_folder(data_dir))
+        if _versions(folder) or any(_versions(configuration) for configuration in _folders(folder))
+    ]
 
 
 def data_folder(data_dir: Optional[str]) -> Path:
@@ -180,14 +189,6 @@ def _folders(parent: Path) -> List[Path]:
         return sorted(path for path in parent.iterdir() if path.is_dir())
     except OSError:
         return []
-
-
-def _prepared_names(root: Path) -> List[str]:
-    return [
-        folder.name
-        for folder in _folders(root)
-        if _versions(folder) or any(_versions(configuration) for configuration in _folders(folder))
-    ]
 
 
 def _prepare_command(name: str, data_dir: Optional[str]) -> str:

@@ -7,32 +7,14 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.config.values import Hosts
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import plan, relayout
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import run_folder, saved_flags
+from tf_ipu_dp.runs.saved_flags import TrainCommand
 
 DEFAULT_INSTANCES = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainCommand:
-    """The words of a train command, and their config."""
-
-    words: Tuple[str, ...]
-    config: TrainConfig
-
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> TrainCommand:
-        """Parses the words; UsageError with every mistake in them."""
-        return cls(tuple(words), train_flags.parse(words))
-
-    def with_flags(self, changes: Dict[str, Any]) -> TrainCommand:
-        """Returns the command with some flags added, which override earlier ones."""
-        added = [cli.flag_text(name, value) for name, value in changes.items()]
-        return TrainCommand((*self.words, *added), dataclasses.replace(self.config, **changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +41,6 @@ class Job:
         """Instances and replicas, for a sentence."""
         topology = self.plan.topology
         return f"{cli.count(topology.instances, 'instance')} x {cli.count(topology.local_replicas, 'replica')}"
-
-
-def parse_train_words(words: Sequence[str]) -> TrainCommand:
-    """Parses the words typed for train; an evaluation adds the flags of the run that it evaluates."""
-    command = TrainCommand.parse(words)
-    config = command.config
-    if config.evaluate and config.run_dir is not None:
-        saved = run_folder.read_flags_to_evaluate(Path(config.run_dir).expanduser())
-        return TrainCommand.parse([*saved, *words])
-    return command
 
 
 def plan_job(
@@ -114,8 +86,7 @@ def share_hosts(names: Sequence[str], instances: int) -> Optional[Hosts]:
 
 def read_saved_batch(config: TrainConfig) -> Optional[plan.Batch]:
     """Returns the batch of the run that would be resumed, if there is one."""
-    if config.run_dir is None or not config.resume or config.evaluate or config.input_only:
+    if not saved_flags.is_resumed(config):
         return None
-    folder = run_folder.RunFolder(Path(config.run_dir).expanduser())
-    saved = folder.read_plan() if folder.has_checkpoints() else None
+    saved = run_folder.RunFolder(Path(config.run_dir or "").expanduser()).read_plan()
     return saved.job_batch if saved else None

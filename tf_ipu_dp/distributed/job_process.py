@@ -15,7 +15,7 @@ import tempfile
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Callable, Deque, Iterator, Mapping, Optional, Tuple
+from typing import IO, Any, Callable, Deque, Iterator, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.distributed import launchers
 from tf_ipu_dp.distributed.failures import LauncherReport
@@ -25,6 +25,7 @@ from tf_ipu_dp.runs import json_files
 _OUTPUT_TIMEOUT_S = 15.0
 _MAX_LAUNCHER_LINES = 50
 _PR_SET_PDEATHSIG = 1
+_STOP_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class JobStarter:
                     stderr=subprocess.PIPE if self.launcher == "mpirun" else output,
                     # A terminal's Ctrl-C must reach the launcher once, through the forwarder.
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                    preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
                 )
                 with _copy_output(process.stderr, output or sys.stderr) as launcher_lines:
                     status = forwarder.wait(process)
@@ -184,6 +185,36 @@ def _signal_instances_below(pid: int) -> bool:
     return found
 
 
-def _die_with_parent() -> None:
-    """Makes the kernel send SIGTERM to the job when this launcher is killed, so that the job saves and exits."""
+def die_with_parent() -> None:
+    """Makes the kernel send SIGTERM to this process when its parent is killed, so that a job saves and exits."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start_session(words: Sequence[str], environ: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, which ends with this process; its output goes to a file.
+
+    A terminal's Ctrl-C does not reach it, so that this process can end it in order.
+    """
+    with output.open("wb") as stream:
+        return subprocess.Popen(
+            words,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+        )
+
+
+def stop_session(process: Any) -> None:
+    """Ends a process that has a session of its own, with all that is in it: asks first, and then makes it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

@@ -21,10 +21,11 @@ from tf_ipu_dp.config.values import Hosts, TimeSpan
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.distributed.failures import FirstFailure
-from tf_ipu_dp.distributed.job import Job, TrainCommand, replan_job, share_hosts
+from tf_ipu_dp.distributed.job import Job, replan_job, share_hosts
 from tf_ipu_dp.distributed.job_process import JobStarter
 from tf_ipu_dp.planning import plan, relayout
 from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.runs.saved_flags import TrainCommand
 
 RESTART, SHRINK, STOP = "restart", "shrink", "stop"
 _REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=10"

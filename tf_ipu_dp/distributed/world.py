@@ -189,8 +189,8 @@ class World:
     def _gather_numbers(self, numbers: List[int]) -> List[List[int]]:
         import numpy as np
 
-        gathered = self.distributed.allgather(np.asarray(numbers, np.int32))
-        return [[int(number) for number in row] for row in np.asarray(gathered)]
+        gathered: List[List[int]] = np.asarray(self.distributed.allgather(np.asarray(numbers, np.int32))).tolist()
+        return gathered
 
 
 def hash_of(numbers: Iterable[int]) -> int:

@@ -7,12 +7,13 @@ import pytest
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.distributed import job
 from tf_ipu_dp.planning import errors, plan
+from tf_ipu_dp.runs import saved_flags
 
 FASHION = info.DATASETS["fashion_mini"]
 
 
 def plan_job(*words, **known):
-    return job.plan_job(job.TrainCommand.parse(words), FASHION, **known)
+    return job.plan_job(saved_flags.complete(words), FASHION, **known)
 
 
 def test_what_was_not_typed_is_planned_and_passed_to_train():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tf_ipu_dp import cli
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.distributed import failures, job, launchers
+from tf_ipu_dp.runs import saved_flags
 
 FASHION = info.DATASETS["fashion_mini"]
 KILLED = """--------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def on_path(*programs):
 
 
 def plan_job(*words, **known):
-    return job.plan_job(job.TrainCommand.parse(words), FASHION, **known)
+    return job.plan_job(saved_flags.complete(words), FASHION, **known)
 
 
 def make_command(launcher, planned, environ=None, extra=(), job_id=0, root=False):

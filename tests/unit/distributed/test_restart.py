@@ -12,13 +12,14 @@ from tf_ipu_dp.config import train_flags, values
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.distributed import failures, job, restart
 from tf_ipu_dp.planning import errors, plan
+from tf_ipu_dp.runs import saved_flags
 
 FASHION = info.DATASETS["fashion_mini"]
 POWERS = st.integers(0, 4).map(lambda exponent: 2**exponent)
 
 
 def plan_job(*words, **known):
-    return job.plan_job(job.TrainCommand.parse(words), FASHION, **known)
+    return job.plan_job(saved_flags.complete(words), FASHION, **known)
 
 
 def failed(step=0, instance=1, status=None, line="boom", transient=True, host="a"):
@@ -50,7 +51,7 @@ def test_fewer_instances_keep_the_global_batch_and_what_each_instance_has(
     if instances == 1:
         assert wanted is None
         return
-    fewer = job.replan_job(job.TrainCommand.parse(words), wanted, FASHION)
+    fewer = job.replan_job(saved_flags.complete(words), wanted, FASHION)
     assert fewer.plan.batch.global_batch_size == planned.plan.batch.global_batch_size == total
     assert fewer.plan.topology.instances == instances // 2
     assert fewer.plan.topology.local_replicas == planned.plan.topology.local_replicas
