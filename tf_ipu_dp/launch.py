@@ -39,7 +39,7 @@ from tf_ipu_dp.planning import plan, report
 from tf_ipu_dp.runs import json_files, run_folder, saved_flags
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.saved_flags import TrainCommand
-from tf_ipu_dp.training import console
+from tf_ipu_dp.training import console, preflight
 
 _LAUNCHER_FLAGS = ("launcher", "launcher_args", "max_restarts", "verify", "dry_run")
 _LAUNCHER_SWITCHES = ("verify", "dry_run")
@@ -86,6 +86,7 @@ def main(words: Sequence[str]) -> int:
     if options.dry_run:
         _show_plan(job, starter)
         return 0
+    preflight.check(job.config, job.plan)
     missing_packages.require("tensorflow")
     if launcher != "poprun" and job.plan.topology.instances > 1:
         _require_horovod(job.plan.topology.instances)
@@ -171,7 +172,7 @@ def _run_folder(config: TrainConfig) -> Iterator[run_folder.RunFolder]:
     if config.run_dir is not None:
         yield run_folder.RunFolder(Path(config.run_dir).expanduser())
         return
-    path = run_folder.make_folder(f"{config.model}-{config.dataset.replace('/', '-')}", datetime.now())
+    path = run_folder.make_folder(preflight.folder_name(config), datetime.now())
     try:
         yield run_folder.RunFolder(path)
     finally:

@@ -81,12 +81,14 @@ def restart() -> None:
 
 
 def explain_at_exit() -> None:
-    """Shows a sentence, in place of a traceback, if this process ends because a package is missing."""
+    """Shows a sentence, in place of a traceback, if this process ends because a package is missing or by Ctrl-C."""
 
     def show(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
         sentence = handle(error) if isinstance(error, ImportError) else None
         if sentence:
             sys.stderr.write(f"tf_ipu_dp: {sentence}\n")
+        elif isinstance(error, KeyboardInterrupt):  # before the command itself could handle it
+            sys.stderr.write("tf_ipu_dp: interrupted.\n")
         else:
             sys.__excepthook__(kind, error, traceback)
 

@@ -28,6 +28,18 @@ class SdkError(Exception):
     """The requested SDK cannot be used. The text is shown to the user as is."""
 
 
+class AttachError(Exception):
+    """IPUs cannot be attached; the text is the reason."""
+
+
+class TooFewIpusError(AttachError):
+    """There are not so many IPUs."""
+
+
+class BusyIpusError(AttachError):
+    """Other processes hold the IPUs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sdk:
     """The modules that the application is written against."""
@@ -127,6 +139,27 @@ def load(choice: str = "auto") -> Sdk:
         )
     print(f"sdk: {missing}; using the emulator on this host's CPU.", file=sys.stderr)
     return _load_emulator()
+
+
+def check_ipus(choice: str, *, ipus_per_instance: int, instances: int) -> None:
+    """Raises an AttachError if instances on this host could not attach their IPUs now. Imports no TensorFlow.
+
+    Only emulated IPUs are checked: the Poplar SDK reports it when it attaches.
+    """
+    from tf_ipu_dp import emulator
+
+    if choice == "poplar" or (choice == "auto" and not emulator.is_installed() and not explain_missing_gcipuinfo()):
+        return
+    from tf_ipu_dp.emulator.devices import registry
+
+    try:
+        registry.Partition.from_environment(os.environ).check_free(count=ipus_per_instance, devices=instances)
+    except registry.NoSuchDeviceError as error:
+        raise TooFewIpusError(str(error)) from error
+    except registry.DeviceBusyError as error:
+        raise BusyIpusError(str(error)) from error
+    except registry.RegistryError as error:
+        raise AttachError(str(error)) from error
 
 
 def is_emulated(name: str) -> bool:

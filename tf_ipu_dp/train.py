@@ -11,10 +11,12 @@ import dataclasses
 import gc
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
 from tf_ipu_dp import cli, missing_packages
@@ -63,6 +65,10 @@ def _run(
     if cfg.dry_run:
         _show(cfg, run)
         return 0
+    if not (launched or ranks):
+        from tf_ipu_dp.training import preflight
+
+        preflight.check(cfg, run)
     missing_packages.require("tensorflow")
     if run.topology.instances > 1 and not (launched or ranks):
         # The launcher starts this command once for each instance.
@@ -150,28 +156,49 @@ def _load_sdk_and_run(
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
     if run.dataset.made_on_device:
         sdk.set_poplar_flags(os.environ, *sdk.SYNTHETIC_INPUT)
-    try:
-        modules = sdk.load(cfg.sdk)
-    except sdk.SdkError as error:
-        raise cli.UsageError(str(error)) from error
-    if ranks and modules.name == "poplar":
-        raise cli.UsageError(
-            f"{ranks.launcher} started this instance, but only poprun assigns IPUs. Start with launch/poprun.sh, "
-            "or use --sdk=emulator."
-        )
+    with _exiting_at_once_on_ctrl_c(instance):
+        try:
+            modules = sdk.load(cfg.sdk)
+        except sdk.SdkError as error:
+            raise cli.UsageError(str(error)) from error
+        if ranks and modules.name == "poplar":
+            raise cli.UsageError(
+                f"{ranks.launcher} started this instance, but only poprun assigns IPUs. Start with launch/poprun.sh, "
+                "or use --sdk=emulator."
+            )
 
-    gc.disable()  # collecting garbage among imported modules, which stay, would take a tenth of the start
-    from tf_ipu_dp.training import evaluate, input_speed  # imports TensorFlow
-    from tf_ipu_dp.training import run as training_run
+        gc.disable()  # collecting garbage among imported modules, which stay, would take a tenth of the start
+        from tf_ipu_dp.training import evaluate, input_speed  # imports TensorFlow
+        from tf_ipu_dp.training import run as training_run
 
-    gc.freeze()
-    gc.enable()
+        gc.freeze()
+        gc.enable()
 
     if cfg.evaluate:
         return evaluate.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
     if cfg.input_only:
         return input_speed.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
     return training_run.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
+
+
+@contextlib.contextmanager
+def _exiting_at_once_on_ctrl_c(instance: int) -> Iterator[None]:
+    """Ends the process on Ctrl-C while TensorFlow is imported, which would turn a KeyboardInterrupt into other errors.
+
+    Nothing is attached and nothing is written by then. A run handles signals itself afterwards.
+    """
+
+    def leave(number: int, _: Optional[FrameType]) -> NoReturn:
+        if instance == 0:
+            with contextlib.suppress(OSError):
+                os.write(2, b"train: interrupted before training began; nothing was written.\n")
+        os._exit(128 + number)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tf_ipu_dp.emulator.devices import registry
 
 POPRUN = {
     "POPDIST_NUM_TOTAL_REPLICAS": "8",
@@ -43,6 +48,51 @@ def test_a_dry_run_as_a_flowchart(train):
 def test_neither_help_nor_the_plan_imports_tensorflow(flags):
     code = f"import sys; from tf_ipu_dp import train; train.main({flags!r}); sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--run_dir={tmp}/file/run"], "--run_dir={tmp}/file/run cannot be used ({tmp}/file is a file)."),
+        (["--run_dir={tmp}"], "--run_dir={tmp} is neither empty nor the folder of a run: file is in it."),
+        (["--dataset=imagenet2012", "--data_dir={tmp}"], "--dataset=imagenet2012 was not found in {tmp}."),
+        (["--ipus=8"], "--ipus=8 cannot be attached: there is no device of 8 IPUs"),
+        (["--ipus=4"], "--ipus=4 cannot be attached: 2 of the partition's 4 IPUs are held"),
+        (["--ipus=4", "--instances=2"], "--ipus=4 cannot be attached: 2 of the partition's 4 IPUs are held"),
+    ],
+    ids=["file", "foreign folder", "data set", "too many IPUs", "busy IPUs", "busy IPUs of a job"],
+)
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_folder_data_and_ipus_are_checked_before_tensorflow_is_imported(
+    command, flags, sentence, tmp_path, monkeypatch, emulator_dir
+):
+    monkeypatch.setenv("IPU_EMULATOR_IPUS", "4")
+    (tmp_path / "file").write_text("")
+    attachment = registry.Partition.from_environment(os.environ).attach(count=2)
+    words = [flag.format(tmp=tmp_path) for flag in ["--sdk=emulator", *flags]]
+    code = (
+        f"import sys; from tf_ipu_dp import cli, {command}\n"
+        f"status = cli.run('{command}', lambda: {command}.main({words!r}), None)\n"
+        "sys.exit(3 if 'tensorflow' in sys.modules else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    attachment.release()
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith(f"{command}: {sentence.format(tmp=tmp_path)}") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_while_tensorflow_is_imported_is_one_line(start_command, wait_until, tmp_path):
+    process = start_command(
+        "train", "--sdk=emulator", "--model=mlp", "--dataset=synthetic", f"--run_dir={tmp_path}/run"
+    )
+    # From the first library on the import takes a second and more.
+    wait_until(lambda: "libtensorflow_framework" in (Path("/proc") / str(process.pid) / "maps").read_text())
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert stderr == "train: interrupted before training began; nothing was written.\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_refusal_is_on_stderr_with_exit_code_1_and_no_traceback(train):

@@ -1,18 +1,21 @@
-"""Downloads and prepares a set with tensorflow-datasets, which imports TensorFlow."""
+"""Downloads and prepares a set with tensorflow-datasets, which imports TensorFlow when it is used."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import http.client
+import importlib.util
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, NoReturn, Optional
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets.info import TFDS, DatasetInfo
 
 _REACHABLE_WITHIN_S = 5.0
 
@@ -28,7 +31,7 @@ def download(name: str, data_dir: Optional[str]) -> lookup.Prepared:
     try:
         builder = tfds.builder(name, data_dir=str(root))
         if not all(map(_is_reachable, builder.url_infos)):
-            lookup.refuse_missing(name, data_dir, "cannot be downloaded from here")
+            _refuse_download(name, data_dir)
         print(f"downloading {name} to {root} ...", file=sys.stderr, flush=True)
         root.mkdir(parents=True, exist_ok=True)
         # tensorflow-datasets writes to stdout, which carries the result of the run.
@@ -40,6 +43,22 @@ def download(name: str, data_dir: Optional[str]) -> lookup.Prepared:
         reason = " ".join(str(error).split())[:200]
         lookup.refuse_missing(name, data_dir, f"its download failed ({type(error).__name__}: {reason})")
     return lookup.read_prepared(name, data_dir) or lookup.refuse_missing(name, data_dir)
+
+
+def require_available(facts: DatasetInfo, data_dir: Optional[str]) -> None:
+    """Raises a UsageError for a set that is neither prepared nor can be downloaded from here. No TensorFlow."""
+    if facts.origin != TFDS or lookup.read_prepared(facts.name, data_dir):
+        return
+    if not lookup.can_be_downloaded(facts.name):
+        lookup.refuse_missing(facts.name, data_dir)
+    if importlib.util.find_spec("tensorflow_datasets") is None:
+        import_tfds(facts.name)
+    if facts.download_url and not _is_reachable(facts.download_url):
+        _refuse_download(facts.name, data_dir)
+
+
+def _refuse_download(name: str, data_dir: Optional[str]) -> NoReturn:
+    lookup.refuse_missing(name, data_dir, "cannot be downloaded from here")
 
 
 def import_tfds(name: str) -> Any:
@@ -66,9 +85,13 @@ def _is_reachable(url: str) -> bool:
     answers: List[bool] = []
 
     def open_url() -> None:
-        failures = (OSError, http.client.HTTPException)
-        with contextlib.suppress(*failures), urllib.request.urlopen(url, timeout=_REACHABLE_WITHIN_S):
-            answers.append(True)
+        try:
+            with urllib.request.urlopen(url, timeout=_REACHABLE_WITHIN_S):
+                answers.append(True)
+        except urllib.error.HTTPError:
+            answers.append(True)  # the host responds: whether it still has the file, the download shows
+        except (OSError, http.client.HTTPException):
+            pass
 
     # In a thread, because the lookup of a host name has no timeout.
     thread = threading.Thread(target=open_url, daemon=True)

@@ -232,22 +232,13 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     Without `run_dir` it makes a new one below runs/, from the name and the time. One process at a time holds the lock;
     on a file system without locks there is no protection.
     """
-    wanted = _given_path(run_dir) if run_dir is not None else Path(_RUNS) / _folder_name(name, now)
-    label = f"--run_dir={run_dir}" if run_dir is not None else f"The run's folder {wanted}"
-    remedy = "Choose another folder with --run_dir."
-    try:
-        _require_space(label, wanted, needed_bytes)
+    wanted, label = _wanted_folder(run_dir, name, now)
+    with _refusing(label):
+        _require_usable(label, wanted, needed_bytes)
         path = _make_new(wanted) if run_dir is None else wanted
-        _require_run_or_empty(label, path)
         path.mkdir(parents=True, exist_ok=True)
         handle = _lock_folder(label, path)
-    except OSError as error:
-        raise cli.UsageError(f"{label} cannot be used ({_reason(error)}). {remedy}") from error
     folder = RunFolder(path, handle)
-    read_only = [entry for entry in vars(folder).values() if isinstance(entry, Path) and _is_read_only(entry)]
-    if read_only:
-        folder.close()
-        raise cli.UsageError(f"{label} cannot be used ({read_only[0].name} in it is not writable). {remedy}")
     # What a killed process left: temporary files, and part of a line.
     for unfinished in path.glob(".*.tmp") if handle else ():
         unfinished.unlink()
@@ -257,15 +248,22 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     return folder
 
 
+def check_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_bytes: int) -> None:
+    """Raises the UsageError that `open_folder` would raise, without making or changing anything."""
+    wanted, label = _wanted_folder(run_dir, name, now)
+    with _refusing(label):
+        _require_usable(label, wanted, needed_bytes)
+        if (wanted / _LOCK).exists():
+            handle = _try_lock(label, wanted)
+            if handle:
+                handle.close()
+
+
 def make_folder(name: str, now: datetime) -> Path:
     """Makes a new folder below runs/, from the name and the time, for a run that another process will open."""
-    wanted = Path(_RUNS) / _folder_name(name, now)
-    try:
+    wanted, label = _wanted_folder(None, name, now)
+    with _refusing(label):
         return _make_new(wanted)
-    except OSError as error:
-        raise cli.UsageError(
-            f"The run's folder {wanted} cannot be used ({_reason(error)}). Choose another folder with --run_dir."
-        ) from error
 
 
 def read_run_flags(path: Path) -> Tuple[str, ...]:
@@ -327,6 +325,39 @@ def lock_file(path: Path, *, wait: bool) -> Optional[TextIO]:
     return handle
 
 
+def _wanted_folder(run_dir: Optional[str], name: str, now: datetime) -> Tuple[Path, str]:
+    """Returns where a run's folder is or would be made, and what a refusal calls it."""
+    if run_dir is not None:
+        return _given_path(run_dir), f"--run_dir={run_dir}"
+    wanted = Path(_RUNS) / _folder_name(name, now)
+    return wanted, f"The run's folder {wanted}"
+
+
+@contextlib.contextmanager
+def _refusing(label: str) -> Iterator[None]:
+    """Turns a failure of the file system into a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise cli.UsageError(
+            f"{label} cannot be used ({_reason(error)}). Choose another folder with --run_dir."
+        ) from error
+
+
+def _require_usable(label: str, path: Path, needed_bytes: int) -> None:
+    """Raises a UsageError or OSError for a folder that a run could not write all its files to."""
+    existing = next(entry for entry in (path, *path.absolute().parents) if entry.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
+    _require_run_or_empty(label, path)
+    if _is_read_only(existing):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    for entry in vars(RunFolder(path)).values():
+        if isinstance(entry, Path) and _is_read_only(entry):
+            raise PermissionError(errno.EACCES, f"{entry.name} in it is not writable")
+    _require_space(label, existing, needed_bytes)
+
+
 def _given_path(run_dir: str) -> Path:
     if not run_dir.strip() or "://" in run_dir:
         raise cli.UsageError(f"--run_dir={run_dir} is not a folder of this machine. Give a path like runs/first.")
@@ -361,11 +392,7 @@ def _make_new(wanted: Path) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
 
 
-def _require_space(label: str, path: Path, needed_bytes: int) -> None:
-    """Checks the free space before anything is made, so that a failure leaves nothing behind."""
-    existing = next(entry for entry in (path, *path.absolute().parents) if entry.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
+def _require_space(label: str, existing: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed_bytes:
         raise cli.UsageError(
@@ -374,14 +401,18 @@ def _require_space(label: str, path: Path, needed_bytes: int) -> None:
         )
 
 
-def _lock_folder(label: str, path: Path) -> Optional[TextIO]:
+def _try_lock(label: str, path: Path) -> Optional[TextIO]:
     try:
-        handle = lock_file(path / _LOCK, wait=False)
+        return lock_file(path / _LOCK, wait=False)
     except BlockingIOError:
         holder = (path / _LOCK).read_text(encoding="utf-8").strip() or "another process"
         raise cli.UsageError(
             f"{label} is in use by {holder}. Wait until it ends, or choose another folder with --run_dir."
         ) from None
+
+
+def _lock_folder(label: str, path: Path) -> Optional[TextIO]:
+    handle = _try_lock(label, path)
     if handle:
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")

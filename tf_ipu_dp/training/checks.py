@@ -20,22 +20,21 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli, sdk_types
-from tf_ipu_dp.config import recipe, train_flags
+from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.runs import checkpoints, disk_space, run_folder
 from tf_ipu_dp.runs.manifest import Manifest, Variable
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import Record
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import preflight
 
 # A network file system may show a new file to other hosts some seconds late.
 _VISIBLE_WITHIN_S = 15.0
-# Beside checkpoints and export: metrics, TensorBoard, small files.
-_OTHER_FILES_BYTES = 32 * 2**20
 
 
 def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.Source, world: World) -> None:
@@ -63,10 +62,12 @@ def open_folder(cfg: TrainConfig, run: RunPlan, world: World) -> run_folder.RunF
     """Returns the run's folder. The leader locks it and writes to it; the others only know its path."""
     folder, problem = None, ""
     if world.is_leader:
-        name = f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
         try:
             folder = run_folder.open_folder(
-                cfg.run_dir, name=name, now=datetime.now(), needed_bytes=_needed_bytes(cfg, run)
+                cfg.run_dir,
+                name=preflight.folder_name(cfg),
+                now=datetime.now(),
+                needed_bytes=disk_space.needed_bytes(cfg, run),
             )
         except cli.UsageError as error:
             problem = str(error)
@@ -228,11 +229,3 @@ def _versions_to_compare(sdk: Sdk) -> Dict[str, str]:
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code = zlib.crc32(path.read_bytes(), code)
     return {**{f"the version of {name}": text for name, text in found.items()}, "the code of tf_ipu_dp": f"{code:08x}"}
-
-
-def _needed_bytes(cfg: TrainConfig, run: RunPlan) -> int:
-    """Returns the disk space of the kept checkpoints, the one being written, and the export."""
-    copies = 1 + recipe.OPTIMIZERS[cfg.optimizer].slots
-    made = -(-run.epochs.updates // run.checkpoint_every)
-    kept = min(cfg.keep_checkpoints, made) + 1 + bool(cfg.early_stop)
-    return 4 * run.model.architecture.parameters * (copies * kept + cfg.export) + _OTHER_FILES_BYTES

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -20,12 +20,11 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.monitoring import holders
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, records
-from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.sdk import AttachError, BusyIpusError, Sdk, TooFewIpusError
 from tf_ipu_dp.sdk_types import IpuConfig, IpuModel, Strategy
-from tf_ipu_dp.training import models, optimizers
+from tf_ipu_dp.training import models, optimizers, preflight
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
@@ -170,15 +169,12 @@ def configure(ipu_config: IpuConfig, run: RunPlan, sdk: Sdk) -> None:
     try:
         ipu_config.configure_ipu_system()
     except tf.errors.OpError as error:
+        kind: Type[AttachError] = BusyIpusError
         if isinstance(error, tf.errors.InvalidArgumentError):
-            advice = ""  # a configuration error includes it
+            kind = AttachError  # of the configuration
         elif isinstance(error, tf.errors.FailedPreconditionError):
-            advice = " Use fewer --ipus."  # there are not so many
-        else:
-            advice = f" {holders.describe_holders(sdk.name)}"
-        raise cli.UsageError(
-            f"--ipus={run.topology.ipus} cannot be attached: {cli.first_line(error.message).rstrip('.')}.{advice}"
-        ) from error
+            kind = TooFewIpusError
+        raise preflight.refuse_ipus(run.topology, kind(error.message), sdk.name) from error
 
 
 def make_device(run: RunPlan, sdk: Sdk, instance: int, *, distributed: bool) -> Device:

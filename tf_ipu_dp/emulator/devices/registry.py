@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 DEFAULT_IPUS = 64
 HEARTBEAT_S = 1.0
@@ -287,16 +287,31 @@ class Partition:
         """Attaches the first free device of `count` IPUs, or the one with an id."""
         wanted = self.find(count=count, device_id=device_id)
         with self.locked():
-            held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
-            reserved = set(self._read_blocks()) - set(self.block) if device_id is None else set()
-            free = [device for device in wanted if (held | reserved).isdisjoint(device.ipus)]
+            free = self._free(wanted, reserved_too=device_id is None)
             free.sort(key=lambda device: device.ipus[0] not in self.block)  # devices in this job's block first
-            if not free:
-                others = f", {len(reserved - held)} reserved for other jobs" if reserved - held else ""
-                raise DeviceBusyError(
-                    f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes{others}"
-                )
             return self._create_attachment(free[0], replicas=len(free[0].ipus))
+
+    def check_free(self, *, count: int, devices: int) -> None:
+        """Raises the error of `attach` if so many devices of `count` IPUs could not be attached now."""
+        wanted = self.find(count=count)
+        if devices * count > self.size:
+            self.find(count=devices * count)
+        if self.folder.is_dir():
+            with self.locked():
+                self._free(wanted, devices=devices)
+
+    def _free(self, wanted: Sequence[Device], *, devices: int = 1, reserved_too: bool = True) -> List[Device]:
+        """Returns those of the devices that can be attached, or raises DeviceBusyError if they are too few."""
+        held = {ipu for holding in self._read() for ipu in holding.owner.ipus}
+        reserved = set(self._read_blocks()) - set(self.block) if reserved_too else set()
+        free = [device for device in wanted if (held | reserved).isdisjoint(device.ipus)]
+        if len(free) < devices:
+            others = f", {len(reserved - held)} reserved for other jobs" if reserved - held else ""
+            raise DeviceBusyError(
+                f"{len(held)} of the partition's {self.size} IPUs are held by other devices or processes{others}; "
+                f"set IPU_EMULATOR_IPUS={2 * self.size} for a larger partition"
+            )
+        return free
 
     def reserve(self, count: int, job: str) -> Optional[range]:
         """Reserves the first free block of `count` IPUs for a job until this process ends; None if none is free.

@@ -1,0 +1,49 @@
+"""What can be refused before TensorFlow is imported: the run's folder, missing data, and IPUs that are not free.
+
+No TensorFlow: these refusals come at once. What only the real attempt shows, like a full download, is refused later.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from tf_ipu_dp import cli, sdk
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.datasets import download
+from tf_ipu_dp.monitoring import holders
+from tf_ipu_dp.planning.plan import RunPlan, Topology
+from tf_ipu_dp.runs import disk_space, run_folder
+
+
+def check(cfg: TrainConfig, run: RunPlan) -> None:
+    """Raises a UsageError for what would stop a run on this host at its start."""
+    if not (cfg.evaluate or cfg.input_only):
+        run_folder.check_folder(
+            cfg.run_dir, name=folder_name(cfg), now=datetime.now(), needed_bytes=disk_space.needed_bytes(cfg, run)
+        )
+    download.require_available(run.dataset, cfg.data_dir)
+    if not run.topology.hosts.names:  # other hosts have IPUs of their own
+        _check_ipus(cfg, run.topology)
+
+
+def folder_name(cfg: TrainConfig) -> str:
+    """Returns the name of the folder of a run without --run_dir, to which the time is added."""
+    return f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
+
+
+def refuse_ipus(topology: Topology, error: sdk.AttachError, sdk_choice: str) -> cli.UsageError:
+    """Returns the error for IPUs that cannot be attached, with what helps."""
+    advice = ""  # the reason itself includes it
+    if isinstance(error, sdk.TooFewIpusError):
+        advice = " Use fewer --ipus."
+    elif isinstance(error, sdk.BusyIpusError):
+        advice = f" {holders.describe_holders(sdk_choice)}"
+    reason = cli.first_line(str(error)).rstrip(".")
+    return cli.UsageError(f"--ipus={topology.ipus} cannot be attached: {reason}.{advice}")
+
+
+def _check_ipus(cfg: TrainConfig, topology: Topology) -> None:
+    try:
+        sdk.check_ipus(cfg.sdk, ipus_per_instance=topology.ipus_per_instance, instances=topology.instances)
+    except sdk.AttachError as error:
+        raise refuse_ipus(topology, error, cfg.sdk) from error
