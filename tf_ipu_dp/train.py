@@ -23,6 +23,7 @@ from tf_ipu_dp import cli, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info, lookup
 from tf_ipu_dp.distributed import job, world
+from tf_ipu_dp.monitoring import process_info
 from tf_ipu_dp.planning import plan, relayout
 from tf_ipu_dp.runs import saved_flags
 
@@ -37,9 +38,12 @@ _EXAMPLES = (
 )
 
 
-def main(words: Sequence[str]) -> int:
-    """Parses the flags, plans the run, and trains, evaluates, measures the input or shows the plan."""
-    began = time.perf_counter()
+def main(words: Sequence[str], began: Optional[float] = None) -> int:
+    """Parses the flags, plans the run, and trains, evaluates, measures the input or shows the plan.
+
+    `began` is when the run began, on the clock of time.perf_counter; without it that is now.
+    """
+    began = time.perf_counter() if began is None else began
     if cli.wants_help(words):
         sys.stdout.write(_help())
         return 0
@@ -271,7 +275,7 @@ def _exit(code: int) -> NoReturn:
 def start(words: Sequence[str]) -> NoReturn:
     """Runs the command and ends the process, also after an unexpected exception."""
     try:
-        code = cli.run("train", lambda: main(words), sys.stderr)
+        code = cli.run("train", lambda: main(words, process_info.began()), sys.stderr)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:

@@ -51,7 +51,8 @@ def test_a_run_leaves_its_folder_its_table_and_what_it_learned(whole, steps_of):
     speed = r"[\d,]+ samples/s \([\d,]+ per replica\)  eta \d+ s"
     assert re.search(rf"^step 144/256  epoch 1\.12  {score}  {speed}$", done.stderr, re.MULTILINE)
     assert "\b" not in done.stderr and "\r" not in done.stderr
-    for row in ("Compiling", "Training", "Input wait", "Evaluation", "Overhead", "Throughput", "Accuracy"):
+    parts = ("  input wait", "  between", "  saving")
+    for row in ("Start-up", "Compiling", "Training", *parts, "Evaluation", "Other", "Throughput", "Accuracy"):
         assert re.search(rf"^{row} +[\d.,]+  ", done.stdout, re.MULTILINE), row
     assert "ottleneck" in done.stdout
     result = json.loads((folder / "result.json").read_text())

@@ -65,11 +65,26 @@ def find_bottleneck(records: Sequence[Sequence[InstanceTimes]], facts: Facts) ->
     return max(costs, key=lambda each: each[0])[1] if costs else _no_bottleneck(sums)
 
 
-def input_advice(*, prefetch: bool, eight_bit_io: bool) -> Tuple[str, str]:
+def predict_input(input_samples_per_s: float, model_samples_per_s: float, facts: Facts) -> Verdict:
+    """Returns the verdict on the input that a run would get whose input and model have these speeds alone."""
+    loading_s, computing_s = 1 / input_samples_per_s, 1 / model_samples_per_s
+    # Without prefetching, nothing is loaded while the device computes.
+    waiting_s = max(loading_s - computing_s, 0.0) if facts.prefetch else loading_s
+    share = waiting_s / (computing_s + waiting_s)
+    if share > THRESHOLD:
+        advice, flag = _input_advice(facts)
+        sentence = f"The bottleneck is the input: {_percent(share)} of training would be waiting for samples. {advice}"
+        return Verdict(INPUT, sentence, 100 * share, flag=flag)
+    ratio = input_samples_per_s / model_samples_per_s
+    sentence = f"The input is not the bottleneck: it is {ratio:.1f} times as fast as the model."
+    return Verdict(NONE, sentence, 100 * (1 - share))
+
+
+def _input_advice(facts: Facts) -> Tuple[str, str]:
     """Returns what to do about slow input, and the flag to change."""
-    if not prefetch:
+    if not facts.prefetch:
         return "Add --prefetch.", "prefetch"
-    if not eight_bit_io:
+    if not facts.eight_bit_io:
         return "Add --eight_bit_io, so that the host has less to prepare and to send.", "eight_bit_io"
     return "Use more --instances, so that more host processes load.", "instances"
 
@@ -84,7 +99,7 @@ def _input(sums: Sequence[_InstanceShares], facts: Facts) -> Optional[Verdict]:
     if len(sums) > 1:
         others = "" if least < share / 2 else f" (and at least {_percent(least)} of every other)"
         place = f" of instance {worst.instance}{others}"
-    advice, flag = input_advice(prefetch=facts.prefetch, eight_bit_io=facts.eight_bit_io)
+    advice, flag = _input_advice(facts)
     sentence = f"The bottleneck is the input: {_percent(share)} of training{place} was waiting for samples. {advice}"
     return Verdict(INPUT, sentence, 100 * share, worst.instance if place else None, flag=flag)
 

@@ -53,7 +53,7 @@ def judge(
         eight_bit_io=cfg.eight_bit_io if cfg else False,
         compile_s=times.compile_s if times else 0.0,
         total_s=times.total_s if times else 0.0,
-        bookkeeping_s=times.bookkeeping_s if times else 0.0,
+        bookkeeping_s=times.bookkeeping_s if times else _recorded_bookkeeping_s(usable),
         training_s=times.training_s if times else 0.0,
     )
     return bottleneck.find_bottleneck(instances, facts)
@@ -64,11 +64,14 @@ def explain(path: Path) -> Explanation:
     folder = run_folder.RunFolder(path)
     planned = folder.read_plan()
     if planned is None:
-        raise cli.UsageError(f"--explain={path} is not the folder of a run: it has no plan.json that can be read.")
+        raise cli.UsageError(
+            f"--explain={path} is not the folder of a run: it has no plan.json that can be read. Give a run's folder, "
+            "like runs/first."
+        )
     records = _training_records(folder.read_metrics())
     result = folder.read_result()
     if result is not None and result.verdict.kind != Verdict.UNKNOWN:
-        return Explanation(str(path), result.verdict, True, result.updates, result.exchanges)
+        return Explanation(str(path), result.verdict, result.is_finished, result.updates, result.exchanges)
     compiling = [status for status in heartbeat.read_run(path) if status.phase == "compiling"]
     if result is None and compiling and not records:
         seconds = max(status.still_s for status in compiling)
@@ -77,7 +80,8 @@ def explain(path: Path) -> Explanation:
     found = judge(planned, _read_config(path), records, result.times if result else None)
     updates = result.updates if result else max((record.step for record in records), default=0)
     times = folder.read_exchange_times()
-    return Explanation(str(path), found, result is not None, updates, times.summary() if times else None)
+    finished = result is not None and result.is_finished
+    return Explanation(str(path), found, finished, updates, times.summary() if times else None)
 
 
 def explain_recent(path: Path) -> Optional[Verdict]:
@@ -106,6 +110,11 @@ def larger_executions(cfg: TrainConfig) -> Tuple[int, ...]:
     return tuple(found)
 
 
+def _recorded_bookkeeping_s(records: Sequence[TrainingRecord]) -> float:
+    """Returns the time in logging and checkpoints, which the instances do together; 0 where it was not recorded."""
+    return sum(max(each.bookkeeping_s or 0.0 for each in record.instances) for record in records)
+
+
 def _count_executions(records: Sequence[TrainingRecord], planned: PlanRecord) -> int:
     """Returns the number of executions in some records; from their steps where version 0.1 wrote no number."""
     if all(record.executions is not None for record in records):
@@ -115,7 +124,7 @@ def _count_executions(records: Sequence[TrainingRecord], planned: PlanRecord) ->
 
 def _is_valid(times: InstanceTimes) -> bool:
     waits = (times.input_wait_s, times.collective_s, times.program_collective_s)
-    optional = (*waits, times.optimizer_s, times.last)
+    optional = (*waits, times.optimizer_s, times.bookkeeping_s, times.last)
     numbers = (times.seconds, times.executing_s, *(number or 0 for number in optional))
     return times.instance >= 0 and all(number >= 0 for number in numbers)
 

@@ -31,9 +31,14 @@ def started_before(pid: int, seconds: float) -> bool:
 
     OSError, ValueError or IndexError where /proc does not show the process.
     """
-    since_boot = int(_read_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
-    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
-    return started <= seconds + START_TOLERANCE_S
+    return time.time() - _read_age_s(pid) <= seconds + START_TOLERANCE_S
+
+
+def began() -> float:
+    """Returns when this process started, on the clock of time.perf_counter; now where /proc does not show it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return time.perf_counter() - _read_age_s(os.getpid())
+    return time.perf_counter()
 
 
 def read_command(pid: int, attached: Optional[float]) -> Optional[str]:
@@ -45,6 +50,11 @@ def read_command(pid: int, attached: Optional[float]) -> Optional[str]:
     except (OSError, ValueError, IndexError):
         return None
     return b" ".join(words).decode("utf-8", "backslashreplace") or None
+
+
+def _read_age_s(pid: int) -> float:
+    since_boot = int(_read_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
 
 
 def _read_stat(pid: int) -> List[str]:

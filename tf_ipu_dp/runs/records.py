@@ -73,6 +73,7 @@ class InstanceTimes(Record):
     last: Optional[int] = None  # exchanges of gradients in which it was the last to arrive
     optimizer_s: Optional[float] = None  # from when an update's gradients are there until its variables are assigned
     program_collective_s: Optional[float] = None  # of collective_s, inside executions
+    bookkeeping_s: Optional[float] = None  # logging and checkpoints, between executions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,8 @@ class RunTimes(Record):
         "bookkeeping_s": "logging_and_checkpoints",
         "evaluation_s": "evaluation",
         "input_wait_s": "input_wait",
+        "startup_s": "startup",
+        "collective_s": "collectives",
     }
 
     total_s: float
@@ -160,6 +163,8 @@ class RunTimes(Record):
     bookkeeping_s: float  # logging and checkpoints
     evaluation_s: float
     input_wait_s: Optional[float] = None
+    startup_s: Optional[float] = None  # from the start of the process: imports, IPUs, data, model; part of the overhead
+    collective_s: Optional[float] = None  # waiting for other instances included; None with one instance, too
 
     @property
     def training_s(self) -> float:
@@ -170,6 +175,11 @@ class RunTimes(Record):
     def overhead_s(self) -> float:
         """Returns the time outside compiling, training and evaluation: these four sum to the total."""
         return max(self.total_s - self.compile_s - self.training_s - self.evaluation_s, 0.0)
+
+    @property
+    def other_s(self) -> float:
+        """Returns the overhead after the start-up: export, the end of the run."""
+        return max(self.overhead_s - (self.startup_s or 0.0), 0.0)
 
     def _fields_to_json(self) -> Dict[str, Any]:
         return {**super()._fields_to_json(), "training": self.training_s, "overhead": self.overhead_s}

@@ -7,22 +7,16 @@ import textwrap
 from typing import List, Optional, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, Scores, ValidationRecord
+from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, RunTimes, Scores, ValidationRecord
 
 
 def render_result(result: RunResult, width: int) -> str:
     """Returns the table that ends a run."""
-    times = result.times
     rate = result.samples_per_s
     scores = result.scores
     rows = [
         ("Updates", f"{result.updates:,}", f"of {result.planned_updates:,}"),
-        ("Compiling", _seconds(times.compile_s), "s, with the first execution"),
-        ("Training", _seconds(times.training_s), "s"),
-        ("Input wait", _seconds(times.input_wait_s), "s, part of training"),
-        ("Evaluation", _seconds(times.evaluation_s), "s"),
-        ("Overhead", _seconds(times.overhead_s), "s"),
-        ("Total", _seconds(times.total_s), "s"),
+        *_time_rows(result.times),
         ("Throughput", _number(rate, 0), "samples/s"),
         (
             "Per replica",
@@ -79,6 +73,26 @@ def _scores_line(loss: Optional[float], top1: Optional[float], top5: Optional[fl
     first, fifth = (_number(None if share is None else 100 * share, 2) for share in (top1, top5))
     count = f"  ({samples:,} samples)" if samples is not None else ""
     return f"loss {_number(loss, 4)}  accuracy {first} %  top 5 {fifth} %{count}"
+
+
+def _time_rows(times: RunTimes) -> List[Tuple[str, str, str]]:
+    """Returns where the time went: start-up, compiling, training, evaluation and other sum to the total."""
+    rows = [
+        ("Start-up", _seconds(times.startup_s), "s, imports, IPUs, data and model"),
+        ("Compiling", _seconds(times.compile_s), "s, with the first execution"),
+        ("Training", _seconds(times.training_s), "s, of which"),
+        ("  input wait", _seconds(times.input_wait_s), "s"),
+    ]
+    if times.collective_s is not None:
+        rows.append(("  collectives", _seconds(times.collective_s), "s, with waiting for other instances"))
+    return [
+        *rows,
+        ("  between", _seconds(times.between_s), "s, between executions"),
+        ("  saving", _seconds(times.bookkeeping_s), "s, logging and checkpoints"),
+        ("Evaluation", _seconds(times.evaluation_s), "s"),
+        ("Other", _seconds(times.other_s), "s"),
+        ("Total", _seconds(times.total_s), "s"),
+    ]
 
 
 def _exchange_rows(exchanges: ExchangeSummary) -> List[Tuple[str, str, str]]:

@@ -38,26 +38,22 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
             needed = _measure_model(session, plan, dataset.take(1).cache().repeat())
         if not session.world.is_leader:
             return 0
+        facts = bottleneck.Facts(plan.epochs.device_iterations, prefetch=cfg.prefetch, eight_bit_io=cfg.eight_bit_io)
+        verdict = bottleneck.predict_input(speed.samples_per_s, needed, facts)
         if cfg.json:
             value = {
                 "schema": 1,
                 "input_samples_per_s": speed.samples_per_s,
                 "input_bytes_per_s": speed.bytes_per_s,
                 "model_samples_per_s": needed,
-                "feeds": speed.samples_per_s >= needed,
+                "feeds": verdict.kind != bottleneck.INPUT,
+                "verdict": verdict.to_json(),
             }
             stdout.write(f"{json.dumps(plain(value))}\n")
             return 0
-        ratio = speed.samples_per_s / needed
-        advice, _ = bottleneck.input_advice(prefetch=cfg.prefetch, eight_bit_io=cfg.eight_bit_io)
-        sentence = (
-            f"The input is {ratio:.1f} times as fast as the model."
-            if ratio >= 1
-            else f"The input is the bottleneck: it is {1 / ratio:.1f} times slower than the model. {advice}"
-        )
         stdout.write(
             f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
-            f"model  {needed:,.0f} samples/s\n{sentence}\n"
+            f"model  {needed:,.0f} samples/s\n{verdict.sentence}\n"
         )
         return 0
 

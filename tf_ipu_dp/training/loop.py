@@ -62,7 +62,7 @@ class TrainingLoop:
         self.console, self.signals, self.world = console, signals, session.world
         self.resume_command = cli.resume_command(folder.path, os.environ)
         self.clock = RunClock(began)
-        self.meter = RunMeter(plan, sdk, self.world, session.learning_rate)
+        self.meter = RunMeter(plan, sdk, self.world, session.learning_rate, lambda: self.clock.bookkeeping_s)
         self.exchange = stop.InstanceExchange(self.world)
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, console.warning)
         self.saver = Saver(cfg, plan, sdk, session, folder, self.store)
@@ -121,6 +121,7 @@ class TrainingLoop:
 
     def _train(self, resumed: bool) -> None:
         self.meter.start()
+        self.clock.finish_startup()
         try:
             if resumed and self.validation.is_missing(self.step, at_end_of_epoch=self._at_end_of_epoch()):
                 self._validate()

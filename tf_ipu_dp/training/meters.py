@@ -71,7 +71,7 @@ class DeviceUse:
 
 
 class _Growing:
-    """What a total, which the SDK counts since the start of the process, has grown by since it was last asked for."""
+    """What a total, which is counted since the start of the process, has grown by since it was last asked for."""
 
     def __init__(self, read: Callable[[], Optional[float]]) -> None:
         self._read, self._before = read, 0.0
@@ -93,6 +93,7 @@ class DeviceMeter:
         self._totals = [_Growing(read) for read in (sdk.collective_s, sdk.optimizer_s, sdk.program_collective_s)]
         self._busy_s = self._measured_s = 0.0
         self.input_wait_s: Optional[float] = None
+        self.collective_s: Optional[float] = None
 
     @property
     def utilisation_pct(self) -> Optional[float]:
@@ -113,17 +114,31 @@ class DeviceMeter:
             self.input_wait_s = (self.input_wait_s or 0.0) + waited_s
             self._measured_s += usage.seconds
             self._busy_s += busy_s
-        return DeviceUse(usage, waited_s, *self._take_totals())
+        collective_s, *others = self._take_totals()
+        if collective_s is not None:
+            self.collective_s = (self.collective_s or 0.0) + collective_s
+        return DeviceUse(usage, waited_s, collective_s, *others)
 
     def _take_totals(self) -> List[Optional[float]]:
         return [total.take() for total in self._totals]
 
 
 class RunMeter:
-    """Measures a run record by record. `learning_rate` returns the rate of an update."""
+    """Measures a run record by record.
 
-    def __init__(self, plan: RunPlan, sdk: Sdk, world: World, learning_rate: Callable[[int], float]) -> None:
+    `learning_rate` returns the rate of an update, `bookkeeping_s` the time in logging and checkpoints so far.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        sdk: Sdk,
+        world: World,
+        learning_rate: Callable[[int], float],
+        bookkeeping_s: Callable[[], float],
+    ) -> None:
         self._plan, self._world, self._learning_rate = plan, world, learning_rate
+        self._bookkeeping = _Growing(bookkeeping_s)
         self._sampler = Sampler(sdk.gcipuinfo, pid=os.getpid())
         self._window, self._epoch_began_at = Window(), 0
         self.device = DeviceMeter(sdk, self._sampler)
@@ -154,7 +169,8 @@ class RunMeter:
         """Returns what all instances measured since the last record; called by all of them."""
         window = self._window.take()
         use = self.device.take(window)
-        instances = _gather_instance_times(self._world, window, use, self.exchanges.take_last())
+        last = self.exchanges.take_last()
+        instances = _gather_instance_times(self._world, window, use, self._bookkeeping.take(), last)
         slowest_s = max(each.seconds for each in instances)
         record = TrainingRecord(
             step=step,
@@ -174,17 +190,17 @@ class RunMeter:
 
 
 def _gather_instance_times(
-    world: World, window: WindowTotals, use: DeviceUse, last: Mapping[int, int]
+    world: World, window: WindowTotals, use: DeviceUse, bookkeeping_s: Optional[float], last: Mapping[int, int]
 ) -> Tuple[InstanceTimes, ...]:
     """Returns where the seconds since the last record went, for every instance; `last` is known to all of them."""
     waits = (use.input_wait_s, use.collective_s, use.optimizer_s, use.program_collective_s)
-    numbers = (window.seconds, window.executing_s, *waits)
+    numbers = (window.seconds, window.executing_s, *waits, bookkeeping_s)
     everyone = world.gather_numbers([math.nan if number is None else number for number in numbers])
     found = []
     for instance, (seconds, executing_s, *others) in enumerate(everyone):
-        waited_s, collective_s, optimizer_s, program_s = map(_none_if_nan, others)
-        times = (seconds, executing_s, waited_s, collective_s, last.get(instance), optimizer_s, program_s)
-        found.append(InstanceTimes(instance, *times))
+        waited_s, collective_s, *rest = map(_none_if_nan, others)
+        times = (seconds, executing_s, waited_s, collective_s)
+        found.append(InstanceTimes(instance, *times, last.get(instance), *rest))
     return tuple(found)
 
 

@@ -27,7 +27,8 @@ def make_result(
 ) -> RunResult:
     """Returns the result of a run after its last step; called by all instances."""
     cfg, plan = session.cfg, session.plan
-    times = clock.slowest_times(session.world.gather_numbers(clock.parts(meter.device.input_wait_s)))
+    parts = clock.parts(meter.device.input_wait_s, meter.device.collective_s)
+    times = clock.slowest_times(session.world.gather_numbers(parts))
     verdict = diagnosis.judge(PlanRecord.of(plan), cfg, meter.records, times)
     if step and not clock.compiled:
         verdict = bottleneck.NOTHING_TRAINED

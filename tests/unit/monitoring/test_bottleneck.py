@@ -140,3 +140,26 @@ def test_any_times_give_one_line(rows, facts):
     found = bottleneck.find_bottleneck(rows, facts)
     assert found.sentence.endswith(".") and "\n" not in found.sentence and "nan" not in found.sentence
     assert found.to_json()["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("speed", "facts", "kind", "flag", "text"),
+    [
+        (50.0, FACTS, "input", "eight_bit_io", "50 % of training would be waiting for samples. Add --eight_bit_io"),
+        (95.0, FACTS, "none", None, "it is 0.9 times as fast as the model."),
+        (400.0, FACTS, "none", None, "The input is not the bottleneck: it is 4.0 times as fast as the model."),
+        (400.0, dataclasses.replace(FACTS, prefetch=False), "input", "prefetch", "20 % of training would be waiting"),
+    ],
+)
+def test_the_input_alone_gets_the_verdict_that_a_run_with_it_would_get(speed, facts, kind, flag, text):
+    found = bottleneck.predict_input(speed, 100.0, facts)
+    assert (found.kind, found.flag) == (kind, flag) and text in found.sentence
+    # A run that takes as long as its samples need: computing, and waiting for those that are not there.
+    computing, loading = 10.0, 1000 / speed
+    waiting = max(loading - computing, 0.0) if facts.prefetch else loading
+    measured = bottleneck.find_bottleneck(
+        [[InstanceTimes(0, computing + waiting, computing + waiting, waiting, 0.0)]],
+        dataclasses.replace(facts, executions=10),
+    )
+    assert (measured.kind, measured.flag) == (kind, flag)
+    assert measured.share_pct == pytest.approx(found.share_pct)

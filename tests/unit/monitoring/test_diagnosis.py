@@ -74,6 +74,26 @@ def test_a_run_that_goes_on_is_judged_by_what_there_is(run):
     assert diagnosis.explain_recent(folder) == found.verdict
 
 
+def test_logging_and_checkpoints_are_judged_alike_while_a_run_goes_on_and_afterwards(run):
+    path = run()
+    folder = run_folder.RunFolder(path)
+    folder.metrics.unlink()  # it ends with half a line
+    instances = (records.InstanceTimes(0, 10.0, 6.0, 0.1, 0.0, bookkeeping_s=3.9),)
+    recorded = sample_records.make_training(10, *instances, executions=64)
+    folder.append_metrics(recorded)
+    live = diagnosis.explain_recent(path)
+    assert live.kind == "logging and checkpoints" and "39 % of training" in live.sentence
+    times = records.RunTimes(20.0, 1.0, 6.0, 0.1, 3.9, 0.0, 0.1)
+    assert diagnosis.judge(folder.read_plan(), None, [recorded], times) == live
+
+
+@pytest.mark.parametrize(("kind", "finished"), [("signal", False), ("time limit", False), ("early stopping", True)])
+def test_a_run_that_was_interrupted_is_not_finished(run, kind, finished):
+    stopped = records.StopReason(kind, transient=False, message="Stopped.")
+    result = sample_records.make_result(stopped=stopped)
+    assert diagnosis.explain(run((10.0, 9.9, 0.1), result=result)).finished is finished
+
+
 def test_the_exchanges_of_a_run_that_goes_on_are_those_of_its_last_checkpoint(run):
     path = run((10.0, 9.9, 0.1))
     assert diagnosis.explain(path).exchanges is None

@@ -14,11 +14,14 @@ def test_the_result_reads_like_this():
         "cnn on fashion_mini, in runs/a\n"
         "\n"
         "Updates             160  of 160\n"
+        "Start-up            9.5  s, imports, IPUs, data and model\n"
         "Compiling          20.0  s, with the first execution\n"
-        "Training           62.0  s\n"
-        "Input wait          3.0  s, part of training\n"
+        "Training           62.0  s, of which\n"
+        "  input wait        3.0  s\n"
+        "  between           1.0  s, between executions\n"
+        "  saving            1.0  s, logging and checkpoints\n"
         "Evaluation          8.0  s\n"
-        "Overhead           10.0  s\n"
+        "Other               0.5  s\n"
         "Total             100.0  s\n"
         "Throughput        1,000  samples/s\n"
         "Per replica       125.0  samples/s, 8 replicas\n"
@@ -33,7 +36,9 @@ def test_the_result_reads_like_this():
 
 def test_a_run_of_several_instances_shows_its_exchanges():
     exchanges = records.ExchangeSummary(2000, 2000, 0.0041, 0.0123, 0.0451, 12.34, 2, 84.2)
-    text = result_report.render_result(make_result(exchanges=exchanges), 100)
+    times = dataclasses.replace(TIMES, collective_s=4.25)
+    text = result_report.render_result(make_result(exchanges=exchanges, times=times), 100)
+    assert "  collectives       4.2  s, with waiting for other instances\n" in text
     assert (
         "IPU utilisation    91.9  %\n"
         "Exchange            4.1  ms, median of 2,000; p99 12.3 ms, longest 45.1 ms\n"
@@ -53,7 +58,7 @@ def test_what_is_not_reported_is_a_dash():
         utilisation_pct=None, scores=None, samples_per_s=None, times=dataclasses.replace(TIMES, input_wait_s=None)
     )
     text = result_report.render_result(unknown, 100)
-    for row in ("Input wait", "IPU utilisation", "Throughput", "Per replica"):
+    for row in ("  input wait", "IPU utilisation", "Throughput", "Per replica"):
         assert re.search(rf"^{row} +-  ", text, re.MULTILINE), row
 
 

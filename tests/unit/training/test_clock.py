@@ -32,6 +32,7 @@ def test_the_parts_sum_to_the_total(start, compiling, epochs, end):
     now = FakeTime(50.0)
     clock = RunClock(50.0, now)
     now.sleep(start)
+    clock.finish_startup()
     executing = bookkeeping = idle = evaluation = 0.0
     for number, (executions, validating) in enumerate(epochs):
         clock.start_epoch()
@@ -51,20 +52,22 @@ def test_the_parts_sum_to_the_total(start, compiling, epochs, end):
             assert seconds() == pytest.approx(validating, abs=1e-6)
         evaluation += validating
     now.sleep(end)
-    times = clock.slowest_times([clock.parts(None)])
+    times = clock.slowest_times([clock.parts(None, 1.0)])
     parts = (times.compile_s, times.executing_s, times.between_s, times.bookkeeping_s, times.evaluation_s)
     assert parts == pytest.approx((compiling, executing, idle, bookkeeping, evaluation), abs=1e-6)
     assert times.total_s == pytest.approx(sum(parts) + start + end, abs=1e-6)
     assert times.overhead_s == pytest.approx(start + end, abs=1e-6)
-    assert times.input_wait_s is None
+    assert (times.startup_s, times.other_s) == pytest.approx((start, end), abs=1e-6)
+    assert times.input_wait_s is None and times.collective_s is None  # of one instance
 
 
 def test_the_slowest_instance_gives_the_times():
     clock = RunClock(0.0, lambda: 100.0)
-    fast, slow = (10.0, 1.0, 8.0, 1.0, 1.0, 2.0, 0.5), (12.0, 3.0, 9.0, 2.0, 1.0, 2.5, 0.25)
+    fast = (10.0, 4.0, 1.0, 8.0, 1.0, 1.0, 2.0, 0.5, 0.75)
+    slow = (12.0, 5.0, 3.0, 9.0, 2.0, 1.0, 2.5, 0.25, 0.125)
     times = clock.slowest_times([fast, slow])
-    assert (times.compile_s, times.executing_s, times.input_wait_s, times.total_s) == (3.0, 9.0, 0.25, 100.0)
-    assert times.training_s == 12.0
+    assert (times.startup_s, times.compile_s, times.executing_s, times.total_s) == (5.0, 3.0, 9.0, 100.0)
+    assert (times.training_s, times.input_wait_s, times.collective_s) == (12.0, 0.25, 0.125)
 
 
 def test_bookkeeping_before_the_first_execution_is_part_of_compiling():
@@ -75,5 +78,5 @@ def test_bookkeeping_before_the_first_execution_is_part_of_compiling():
         now.sleep(2.0)
     clock.finish_compiling()
     clock.end_epoch()
-    times = clock.slowest_times([clock.parts(1.0)])
+    times = clock.slowest_times([clock.parts(1.0, None)])
     assert (times.compile_s, times.bookkeeping_s, times.input_wait_s) == (2.0, 0.0, 1.0)
