@@ -18,7 +18,8 @@ from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.runs.stall_watch import StallWatch
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training.console import Console
-from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink, TensorBoardSink
+from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink
+from tf_ipu_dp.training.tensorboard import TensorBoardSink, render_command
 
 _WRITE_STALL_WITHIN_S = 5.0
 
@@ -37,7 +38,7 @@ class Reporting:
         stalled: Callable[[str], StopReason],
     ) -> None:
         """`stalled` returns the stop reason for a sentence about a stall."""
-        self._world, self._folder, self._console, self._stalled = world, folder, console, stalled
+        self._cfg, self._world, self._folder, self._console, self._stalled = cfg, world, folder, console, stalled
         self._reporter = StatusReporter(
             folder.path,
             instance=world.instance,
@@ -64,17 +65,18 @@ class Reporting:
             self._reporter.stop()
 
     @contextlib.contextmanager
-    def records(self, step: int, resumed: bool) -> Iterator[Dict[int, Optional[float]]]:
-        """Opens the sinks for records after a step. Yields the earlier validation losses by step, on the leader."""
+    def records(self) -> Iterator[Dict[int, Optional[float]]]:
+        """Opens the sinks, which continue the folder's records. Yields past validation losses by step, on the leader."""
         if not self._world.is_leader:
             yield {}
             return
-        past = [record for record in self._folder.read_metrics() if isinstance(record, ValidationRecord)]
-        # A resumed run is a second curve: event files cannot be truncated to the checkpoint's step.
-        board = self._folder.tensorboard / f"from-step-{step:08d}" if resumed else self._folder.tensorboard
-        with contextlib.closing(TensorBoardSink(board)) as tensorboard:
-            self._sinks += [MetricsFileSink(self._folder, (record.step for record in past)), tensorboard]
-            yield {record.step: record.loss for record in past}
+        past = self._folder.read_metrics()
+        validated = [record for record in past if isinstance(record, ValidationRecord)]
+        board = self._folder.tensorboard
+        with contextlib.closing(TensorBoardSink(board, self._cfg, past)) as tensorboard:
+            self._console.info(f"Records go to {self._folder.path}; see them with: {render_command(board)}")
+            self._sinks += [MetricsFileSink(self._folder, (record.step for record in validated)), tensorboard]
+            yield {record.step: record.loss for record in validated}
 
     def write(self, record: MetricsRecord) -> None:
         """Writes a record to every sink."""

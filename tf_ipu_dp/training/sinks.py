@@ -1,11 +1,8 @@
-"""Destinations of a run's records: metrics.jsonl, TensorBoard, console, heartbeat. A sink has one `write(record)`."""
+"""Destinations of a run's records: metrics.jsonl, console, heartbeat. A sink has one `write(record)`. No TensorFlow."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Iterable, Optional, Protocol
-
-import tensorflow as tf
 
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import result_report
@@ -35,31 +32,6 @@ class MetricsFileSink:
                 return
             self._validated.add(record.step)
         self._folder.append_metrics(record)
-
-
-class TensorBoardSink:
-    """Writes every number of a record as a scalar."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = tf.summary.create_file_writer(str(path))
-
-    def write(self, record: MetricsRecord) -> None:
-        """Writes scalars at the record's step, and flushes them: a record comes once a second at most."""
-        value = record.to_json()
-        kind = value.pop("kind")
-        with self._writer.as_default(step=record.step):
-            for name, number in value.items():
-                if isinstance(number, float):
-                    tf.summary.scalar(f"{kind}/{name}", number)
-                elif isinstance(number, dict):
-                    for key, each in number.items():
-                        if each is not None:
-                            tf.summary.scalar(f"{kind}/{name}/{key}", each)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
 
 
 class ConsoleSink:

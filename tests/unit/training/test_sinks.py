@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from pathlib import Path
 
 import pytest
 import sample_records
-import tensorflow as tf
 
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info
@@ -29,22 +27,6 @@ def test_a_validation_that_is_repeated_is_written_once(tmp_path):
     for record in (RECORD, *map(sample_records.make_validation, (32, 64, 64))):
         sink.write(record)
     assert folder.read_metrics() == [RECORD, sample_records.make_validation(64)]
-
-
-def test_tensorboard_has_every_number_that_there_is(tmp_path):
-    sink = sinks.TensorBoardSink(tmp_path)
-    sink.write(RECORD)
-    sink.write(sample_records.make_validation(64))
-    sink.close()
-    (path,) = Path(tmp_path).iterdir()
-    events = [event for event in tf.compat.v1.train.summary_iterator(str(path)) if event.summary.value]
-    found = {
-        value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
-        for event in events
-        for value in event.summary.value
-    }
-    assert found["train/loss"] == (64, 0.5) and found["train/ipu_utilisation_pct/0"] == (64, 90.0)
-    assert found["validation/top5"] == (64, pytest.approx(0.99)) and "train/ipu_utilisation_pct/1" not in found
 
 
 def test_the_console_gets_a_line_for_each_record():
