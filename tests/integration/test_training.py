@@ -98,6 +98,24 @@ print("ok")
 
 
 @pytest.mark.slow
+def test_the_lines_that_are_printed_load_the_export_with_its_classes(train, tmp_path):
+    folder = tmp_path / "run"
+    done = train("--ipus=2", "--model=mlp", "--epochs=2steps", "--novalidate", "--export", f"--run_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    where = f"Exported the weights of step 2 to {folder / 'export'}. To use them:\n"
+    code = done.stderr.partition(where)[2].split("\n")[:2]
+    assert code[1].endswith("# 8-bit images; the names of the classes are in classes.txt")
+    names = (folder / "export" / "classes.txt").read_text().splitlines()
+    assert (len(names), names[0], names[9]) == (10, "T-shirt/top", "ankle boot")
+    ask = ["import numpy as np; images = np.zeros((3, 28, 28, 1), np.uint8)", *code, "print(probabilities.shape)"]
+    asked = subprocess.run(
+        [sys.executable, "-c", "\n".join(line.strip() for line in ask)],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert asked.stdout.endswith("(3, 10)\n"), asked.stderr
+
+
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_still_ends_in_the_same_bits(
     whole, tmp_path, train, start, records, steps_of, weights, assert_same_bits, wait_for_checkpoint
 ):

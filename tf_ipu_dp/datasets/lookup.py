@@ -35,6 +35,7 @@ class Prepared:
     width: Optional[int]
     channels: int
     classes: int
+    class_names: Tuple[str, ...] = ()
 
 
 def find(name: str, data_dir: Optional[str], image_size: Optional[int]) -> DatasetInfo:
@@ -134,6 +135,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
         streamed=not fixed or samples * pixels > _MAX_BYTES_IN_MEMORY,
         # Shifting or mirroring could change the class of an unknown set's small images.
         augment="none" if fixed else "imagenet",
+        class_names=prepared.class_names,
     )
     if known and known.channels == facts.channels:
         facts = dataclasses.replace(facts, mean=known.mean, deviation=known.deviation, augment=known.augment)
@@ -228,7 +230,9 @@ def _parse_description(name: str, folder: Path, info: Mapping[str, Any], feature
         )
     shape = [int(size) for size in image.get("shape", {}).get("dimensions", (-1, -1, 3))]
     height, width, channels = (size if size > 0 else None for size in shape)
-    classes = columns[label_key]["classLabel"].get("numClasses") or _count_class_names(folder, label_key)
+    class_names = _read_class_names(folder, label_key)
+    label = columns[label_key]["classLabel"]
+    classes = label.get("numClasses") or len(class_names) or label["numClasses"]
     return Prepared(
         folder,
         splits["train"],
@@ -240,6 +244,7 @@ def _parse_description(name: str, folder: Path, info: Mapping[str, Any], feature
         width,
         channels or 3,
         int(classes),
+        class_names if len(class_names) == int(classes) else (),
     )
 
 
@@ -254,6 +259,10 @@ def _find_column(columns: Mapping[str, Any], info: Mapping[str, Any], kind: str,
     return usual if usual in fitting else fitting[0] if len(fitting) == 1 else None
 
 
-def _count_class_names(folder: Path, label_key: str) -> int:
-    lines = (folder / f"{label_key}.labels.txt").read_text(encoding="utf-8").split("\n")
-    return sum(bool(line) for line in lines)
+def _read_class_names(folder: Path, label_key: str) -> Tuple[str, ...]:
+    """Returns the names of the classes in the order of their labels; none for a set whose classes have no names."""
+    try:
+        lines = (folder / f"{label_key}.labels.txt").read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return ()
+    return tuple(line for line in lines if line)

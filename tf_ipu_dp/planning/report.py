@@ -24,7 +24,7 @@ def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bo
 
 
 def render_summary(plan: RunPlan) -> str:
-    """Returns the plan in three lines and its notes, for the beginning of a run."""
+    """Returns the plan in five lines at most, for the beginning of a run."""
     architecture, epochs, stages = plan.model.architecture, plan.epochs, plan.topology.pipeline_stages
     norm = f", {architecture.norm} norm" if architectures.has_norm(architecture) else ""
     pipeline = f", {plan.topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
@@ -35,8 +35,10 @@ def render_summary(plan: RunPlan) -> str:
         f"{cli.count(epochs.updates, 'update')}, {epochs.updates_per_epoch:,} per epoch, "
         f"{cli.count(epochs.device_iterations, 'update')} per execution; "
         f"learning rate {plan.recipe.learning_rate:g}, {_describe_recipe(plan.recipe)}",
-        *(f"note: {note}" for note in plan.notes),
+        *(f"note: {note}" for note in plan.notes[:2]),
     ]
+    if len(plan.notes) > 2:
+        lines[-1] = f"note: there are {len(plan.notes) - 1} more; --dry_run shows them."
     return "\n".join(lines)
 
 

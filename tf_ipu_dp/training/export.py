@@ -14,6 +14,8 @@ from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import models
 from tf_ipu_dp.training.session import TrainingSession, make_serving_model
 
+CLASSES = "classes.txt"  # a name per line, in the order of the probabilities
+
 
 def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
     """Replaces the run's whole export; called by all instances, because reading weights may need all of them."""
@@ -32,6 +34,8 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
         exported.save(str(fresh), save_format="tf", include_optimizer=False)
     finally:
         logging.set_verbosity(before)
+    if plan.dataset.class_names:
+        (fresh / CLASSES).write_text("".join(f"{name}\n" for name in plan.dataset.class_names), encoding="utf-8")
     if folder.export.exists():
         folder.export.rename(old)
     fresh.rename(folder.export)
@@ -42,11 +46,12 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
 
 def render_export(folder: RunFolder, step: int) -> str:
     """Returns where the export is, and how it is loaded."""
+    names = f"; the names of the classes are in {CLASSES}" if (folder.export / CLASSES).exists() else ""
     return "\n".join(
         [
-            f"Exported the weights of step {step:,} to {folder.export}. To use it:",
-            f"  model = tf.keras.models.load_model({str(folder.export)!r}, compile=False)",
-            "  probabilities = model.predict(images)  # 8-bit numbers, one image per row",
+            f"Exported the weights of step {step:,} to {folder.export}. To use them:",
+            f"  import tensorflow as tf; model = tf.keras.models.load_model({str(folder.export)!r}, compile=False)",
+            f"  probabilities = model.predict(images)  # 8-bit images{names}",
         ]
     )
 

@@ -66,7 +66,7 @@ class Reporting:
 
     @contextlib.contextmanager
     def records(self) -> Iterator[Dict[int, Optional[float]]]:
-        """Opens the sinks, which continue the folder's records. Yields past validation losses by step, on the leader."""
+        """Opens the sinks, which continue the folder's records. Yields past validation losses, on the leader."""
         if not self._world.is_leader:
             yield {}
             return

@@ -127,7 +127,8 @@ def test_image_and_label_are_found_under_other_names(tmp_path):
 def test_classes_are_counted_by_their_names_where_no_number_is_given(tmp_path):
     folder = write_set(tmp_path, "fruit/1.0.0", features={"image": IMAGE, "label": {"classLabel": {}}})
     (folder / "label.labels.txt").write_text("apple\npear\nplum\n")
-    assert lookup.find("fruit", str(tmp_path), None).classes == 3
+    found = lookup.find("fruit", str(tmp_path), None)
+    assert (found.classes, found.class_names) == (3, ("apple", "pear", "plum"))
 
 
 @pytest.mark.parametrize(
