@@ -14,7 +14,7 @@ import sys
 import textwrap
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Protocol, Sequence, TextIO, Tuple
 
 from absl import flags
 
@@ -23,6 +23,7 @@ from tf_ipu_dp import __version__, missing_packages
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
 
+COLOURS = {"red": "1;31", "yellow": "33", "green": "32"}
 # Below this width rich would cut the numbers of a table.
 MIN_WIDTH = 60
 _MIN_HELP_WIDTH = 40
@@ -69,6 +70,13 @@ _MAX_CHOICES_IN_FORM = 4
 _PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
+class Terminal(Protocol):
+    """What may be a terminal."""
+
+    def isatty(self) -> bool:
+        """Whether it is one."""
+
+
 class UsageError(ValueError):
     """What the user asked for cannot be done. Each sentence is shown to the user unchanged."""
 
@@ -97,7 +105,9 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         sys.stdout.flush()
         return code
     except UsageError as error:
-        stderr.write(render_problems(program, error.sentences))
+        text = render_problems(program, error.sentences)
+        mark = f"{program}:"
+        stderr.write(paint(mark, "red", shows_colour(stderr, os.environ)) + text[len(mark) :])
         return 1
     except KeyboardInterrupt:
         stderr.write(f"{program}: interrupted.\n")
@@ -111,6 +121,16 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         _replace_stdout_by_devnull()
         stderr.write(f"{program}: the output cannot be written ({error.strerror}).\n")
         return 1
+
+
+def shows_colour(stream: Terminal, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that shows colours, and the user wants them."""
+    return stream.isatty() and environ.get("TERM") not in (None, "", "dumb") and not environ.get("NO_COLOR")
+
+
+def paint(text: str, colour: str, wanted: bool) -> str:
+    """Returns a text in a colour of `COLOURS`, if that is wanted."""
+    return f"\033[{COLOURS[colour]}m{text}\033[0m" if wanted else text
 
 
 def resume_command(run_dir: Path, environ: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ from tf_ipu_dp.distributed.job import (
     read_saved_batch,
 )
 from tf_ipu_dp.distributed.job_process import JobStarter
-from tf_ipu_dp.planning import plan, report
+from tf_ipu_dp.planning import report
 from tf_ipu_dp.runs import json_files, run_folder, saved_flags
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.saved_flags import TrainCommand
@@ -130,9 +130,7 @@ def _train(
     launcher_words: Sequence[str],
 ) -> int:
     began = time.monotonic()
-    _announce(f"{_render_batch(job.plan)}; {folder.path}")
-    if cli.supports_unicode(sys.stderr):
-        sys.stderr.write(report.render_drawing(job.plan.topology, _width(sys.stderr)))
+    _announce(f"{job.layout}; {folder.path}")
     end = restart.run_with_restarts(job, typed, dataset, starter, folder, max_restarts=max_restarts, announce=_announce)
     took = console.render_duration(time.monotonic() - began)
     resume = _resume_command(folder, launcher_words, typed.words)
@@ -163,7 +161,8 @@ def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str],
     if has_flags and not launcher_words:
         return cli.resume_command(folder.path, os.environ)
     run = [f"--run_dir={folder.path}"] if has_flags else train_words
-    return " ".join(map(shlex.quote, ["python", "-m", "tf_ipu_dp.launch", *launcher_words, "--", *run]))
+    words = " ".join(map(shlex.quote, [*launcher_words, "--", *run]))
+    return cli.as_started(f"python -m tf_ipu_dp.launch {words}", os.environ)
 
 
 @contextlib.contextmanager
@@ -189,15 +188,6 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         return
     sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout)))
     print(f"\n{command}")
-
-
-def _render_batch(planned: plan.RunPlan) -> str:
-    topology, batch = planned.topology, planned.batch
-    return (
-        f"{cli.count(topology.instances, 'instance')} x {cli.count(topology.local_replicas, 'replica')} on "
-        f"{cli.count(topology.ipus, 'IPU')}, micro batch {batch.micro_batch_size} x accumulation {batch.accumulation} "
-        f"x {cli.count(batch.replicas, 'replica')} = global batch {batch.global_batch_size}"
-    )
 
 
 def _width(stream: TextIO) -> int:

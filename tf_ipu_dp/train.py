@@ -182,7 +182,7 @@ def _load_sdk_and_run(
         return evaluate.evaluate(cfg, run, modules, instance, sys.stdout, sys.stderr)
     if cfg.input_only:
         return input_speed.measure_input(cfg, run, modules, instance, sys.stdout, sys.stderr)
-    return training_run.train(cfg, run, modules, instance, sys.stdout, sys.stderr, _width(), began)
+    return training_run.train(cfg, run, modules, instance, sys.stdout, sys.stderr, began)
 
 
 @contextlib.contextmanager

@@ -78,13 +78,8 @@ def undisturbed(tmp_path_factory, run_command):
     job = run_command("launch", "--instances=2", "--", *JOB, f"--run_dir={folder}")
     out, err = job.stdout, job.stderr
     assert job.returncode == 0, err
-    plan, command, done = said(err)
-    assert plan == (
-        "launch: 2 instances x 2 replicas on 4 IPUs, micro batch 8 x accumulation 1 x 4 replicas = global batch 32; "
-        f"{folder}"
-    )
-    words = shlex.split(command)[1:]
-    assert words[0] == "GCDA_MONITOR=1" and words[3] == "tf_ipu_dp.emulator.poprun" and words[-1].endswith(str(folder))
+    layout, done = said(err)
+    assert layout == f"launch: 2 instances x 2 replicas; {folder}"
     assert re.fullmatch(f"launch: done in .*; {folder}", done)
     assert "Updates" in out
     return folder

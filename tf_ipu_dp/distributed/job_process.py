@@ -22,6 +22,8 @@ from tf_ipu_dp.distributed.failures import LauncherReport
 from tf_ipu_dp.distributed.job import Job
 from tf_ipu_dp.runs import json_files
 
+# By which the leader finds the terminal that shows its output.
+TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
 _OUTPUT_TIMEOUT_S = 15.0
 _MAX_LAUNCHER_LINES = 50
 _PR_SET_PDEATHSIG = 1
@@ -66,7 +68,8 @@ class JobStarter:
         command = self.command(job)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            given = {**os.environ, **(environ or {}), **command.environ, "IPU_EMULATOR_REPORT": str(report)}
+            shown = {} if output is not None else self._terminal_variables(job)
+            given = {**os.environ, **(environ or {}), **shown, **command.environ, "IPU_EMULATOR_REPORT": str(report)}
             with _SignalForwarder(self._request_stop) as forwarder:
                 process = subprocess.Popen(
                     list(command.words),
@@ -84,6 +87,12 @@ class JobStarter:
             if written is not None:
                 return JobEnd(status, LauncherReport.from_json(written))
             return JobEnd(status, launchers.read_mpirun_output(b"".join(launcher_lines).decode(errors="replace")))
+
+    def _terminal_variables(self, job: Job) -> Mapping[str, str]:
+        """Returns what shows the leader of a job on this host as a single instance would look: a bar, and no tags."""
+        if self.launcher != "emulator" or job.plan.topology.hosts.names or not sys.stderr.isatty():
+            return {}
+        return {TERMINAL_VARIABLE: os.ttyname(sys.stderr.fileno()), "IPU_EMULATOR_UNTAGGED": "0"}
 
     def _request_stop(self, pid: int) -> bool:
         """Asks the instances to save and exit; returns whether that was possible.

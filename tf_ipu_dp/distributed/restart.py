@@ -75,7 +75,6 @@ def run_with_restarts(
     began = time.monotonic()
     attempts: List[FailedAttempt] = []
     while True:
-        announce(str(starter.command(job)))
         folder.set_errors_aside()
         end = starter.run(job, _output(job.config))
         if end.status == 0 or end.status in failures.STOP_STATUSES:

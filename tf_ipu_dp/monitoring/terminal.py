@@ -167,7 +167,7 @@ def detect_options(stream: TextIO) -> DisplayOptions:
     return DisplayOptions(
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
-        colour=terminal and not _is_dumb() and not os.environ.get("NO_COLOR"),
+        colour=cli.shows_colour(stream, os.environ),
         unicode=cli.supports_unicode(stream),
     )
 

@@ -10,8 +10,8 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, RunTimes, Scores, ValidationRecord
 
 
-def render_result(result: RunResult, width: int) -> str:
-    """Returns the table that ends a run."""
+def render_result(result: RunResult, width: int, colour: bool = False) -> str:
+    """Returns the table that ends a run. With `colour`, the verdict is green if there is nothing to change."""
     rate = result.samples_per_s
     scores = result.scores
     rows = [
@@ -38,11 +38,13 @@ def render_result(result: RunResult, width: int) -> str:
         rows.append(("Best", _number(result.best.loss, 4), kept))
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
     sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
-    sentences += [result.verdict.sentence] if result.is_finished else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
     # Words are not broken, so that paths can be copied.
     fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     last = "".join(fill(sentence, max(width, cli.MIN_WIDTH)) + "\n" for sentence in sentences)
+    if result.is_finished:
+        hue = "yellow" if result.verdict.flag else "green"
+        last += cli.paint(fill(result.verdict.sentence, max(width, cli.MIN_WIDTH)), hue, colour) + "\n"
     if result.stopped and result.stopped.resume:  # in a line of its own, to be copied
         last += f"Resume with: {result.stopped.resume}\n"
     return f"\n{title}\n\n{table}\n{last}"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import textwrap
 import threading
 import time
-from typing import Any, Iterator, Optional, TextIO
+from typing import Any, Iterator, Mapping, Optional, TextIO, Union
+
+from tf_ipu_dp import cli
+from tf_ipu_dp.distributed import job_process
 
 _TICK_S = 1.0
+_FILE_WIDTH = 200
+_MIN_WIDTH = 38
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
@@ -21,7 +27,7 @@ def render_duration(seconds: float) -> str:
     return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
-def _reports_size(stream: TextIO) -> bool:
+def _reports_size(stream: Union[TextIO, _LaunchersTerminal]) -> bool:
     """Whether a terminal reports its size; tqdm prints nothing if the width is 0."""
     try:
         return all(os.get_terminal_size(stream.fileno()))
@@ -29,11 +35,25 @@ def _reports_size(stream: TextIO) -> bool:
         return True
 
 
+class _LaunchersTerminal:
+    """The stream of an instance whose launcher shows it on a terminal, which is asked for its size."""
+
+    def __init__(self, stream: TextIO, terminal: int) -> None:
+        self.write, self.flush, self.encoding = stream.write, stream.flush, stream.encoding
+        self._terminal = terminal
+
+    def fileno(self) -> int:
+        return self._terminal
+
+    def isatty(self) -> bool:
+        return True
+
+
 class _SafeStream:
     """A stream whose reader may close it: later output is dropped, and the run continues."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: Optional[TextIO] = stream
+    def __init__(self, stream: Union[TextIO, _LaunchersTerminal]) -> None:
+        self._stream: Union[TextIO, _LaunchersTerminal, None] = stream
         self.encoding = getattr(stream, "encoding", None)
         self.fileno = stream.fileno  # by which tqdm asks for the terminal's size
 
@@ -52,22 +72,54 @@ class _SafeStream:
             self._stream = None
 
 
+def make_console(stream: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
+    """Returns the console of an instance: the leader prints everything, the others warnings only.
+
+    The leader behind a launcher has a progress bar too, if the launcher names the terminal that shows it.
+    """
+    path = environ.get(job_process.TERMINAL_VARIABLE)
+    if instance == 0 and path and not stream.isatty():
+        with contextlib.suppress(OSError):
+            return Console(_LaunchersTerminal(stream, os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)))
+    return Console(stream, quiet=instance > 0)
+
+
 class Console:
     """Prints for one instance. A quiet one prints warnings only."""
 
-    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
+    def __init__(self, stream: Union[TextIO, _LaunchersTerminal], *, quiet: bool = False) -> None:
         self._stream = _SafeStream(stream)
         self._terminal = stream.isatty() and _reports_size(stream)
         self._quiet = quiet
+        self.colour = self._terminal and cli.shows_colour(stream, os.environ)
         self._bar: Optional[Any] = None
 
     def info(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         if not self._quiet:
-            self.warning(text)
+            self._print(text)
+
+    def paragraphs(self, text: str) -> None:
+        """Prints lines that a terminal would break within words, broken between them."""
+        if self._terminal:
+            width = max(self.width - 1, _MIN_WIDTH)
+            lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.split("\n"))
+            text = "\n".join(lines)
+        self.info(text)
+
+    @property
+    def width(self) -> int:
+        """Returns the columns of the terminal, and a wide page's for a file."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns if self._terminal else _FILE_WIDTH
+        except (OSError, ValueError):
+            return _FILE_WIDTH
 
     def warning(self, text: str) -> None:
-        """Prints a line even if this console is quiet."""
+        """Prints a line even if this console is quiet, in colour on a terminal."""
+        self._print(cli.paint(text.rstrip("\n"), "yellow", self.colour))
+
+    def _print(self, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
         self._stream.write(text.rstrip("\n") + "\n")
@@ -124,7 +176,7 @@ class Console:
     def log(self, text: str) -> None:
         """Prints a line of the log where there is no bar."""
         if not self._quiet and not self._terminal:
-            self.warning(text)
+            self._print(text)
 
     def _tick(self, what: str, started: float, done: threading.Event) -> None:
         while not done.wait(_TICK_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Optional, TextIO
 
@@ -12,14 +13,14 @@ from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, result_report, run_folder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks
-from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.console import Console, make_console
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 
 
 def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     """Prints the scores of a checkpoint. Returns the exit code."""
     with leader_reports_first(instance):
-        console = Console(stderr, quiet=instance > 0)
+        console = make_console(stderr, instance, os.environ)
         if cfg.run_dir is None:
             raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
         found = _find_checkpoint(run_folder.RunFolder(Path(cfg.run_dir)), cfg, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import List, TextIO
 
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -12,7 +13,7 @@ from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.console import make_console
 from tf_ipu_dp.training.executions import AfterExecution, Execution
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 from tf_ipu_dp.training.session import TrainingSession
@@ -25,7 +26,7 @@ _MIN_ELEMENTS = 200
 def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO) -> int:
     """Prints the speed of the input and of the model, per instance. Returns the exit code."""
     with leader_reports_first(instance):
-        console = Console(stderr, quiet=instance > 0)
+        console = make_console(stderr, instance, os.environ)
         session = attach_session(cfg, plan, sdk, instance)
         per_update = plan.batch.accumulation * plan.topology.local_replicas
         dataset = session.make_training(0, plan.epochs.updates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from typing import Callable, Dict, Iterator, List, Optional
@@ -49,7 +50,8 @@ class Reporting:
         self._watch = StallWatch(
             folder.path, self._reporter, limit_s=cfg.stall_timeout.seconds, on_stall=self._exit_stalled
         )
-        self._sinks: List[Sink] = [HeartbeatSink(self._reporter), ConsoleSink(console, plan)]
+        self._lines = ConsoleSink(console, plan)
+        self._sinks: List[Sink] = [HeartbeatSink(self._reporter), self._lines]
         self.phase = self._reporter.update
         self.expect_step_time = self._watch.expect_step_time
 
@@ -72,6 +74,7 @@ class Reporting:
             return
         past = self._folder.read_metrics()
         validated = [record for record in past if isinstance(record, ValidationRecord)]
+        self._lines.lowest_loss = min((each.loss for each in validated if each.loss is not None), default=math.inf)
         board = self._folder.tensorboard
         with contextlib.closing(TensorBoardSink(board, self._cfg, past)) as tensorboard:
             self._console.info(f"Records go to {self._folder.path}; see them with: {render_command(board)}")

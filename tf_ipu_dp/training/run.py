@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import traceback
 from typing import Iterator, Optional, TextIO
@@ -23,7 +24,7 @@ from tf_ipu_dp.runs.records import RunResult
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, session
-from tf_ipu_dp.training.console import Console
+from tf_ipu_dp.training.console import make_console
 from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
 from tf_ipu_dp.training.stop import SignalHandler
@@ -33,24 +34,26 @@ _LEADER_REPORTS_WITHIN_S = 1.5
 
 
 def train(
-    cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO, width: int, began: float
+    cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO, began: float
 ) -> int:
     """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
 
     `began` is when the command began, on the clock of time.perf_counter.
     """
-    console = Console(stderr, quiet=instance > 0)
+    console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
-        console.info(_version_line(plan, sdk))
-        console.info(report.render_summary(plan))
+        console.paragraphs(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
         made = attach_session(cfg, plan, sdk, instance)
         # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:
             loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began)
             result = _run_and_save_errors(loop, folder)
         if made.world.is_leader:
+            shown = make_console(stdout, instance, os.environ)
             stdout.write(
-                f"{json.dumps(result.to_json())}\n" if cfg.json else result_report.render_result(result, width)
+                f"{json.dumps(result.to_json())}\n"
+                if cfg.json
+                else result_report.render_result(result, shown.width, shown.colour)
             )
             stdout.flush()
         # Some launchers end all instances at the first exit code that is not 0, so all finish before any exits.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterable, Optional, Protocol
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import result_report
 from tf_ipu_dp.runs.heartbeat import StatusReporter
@@ -40,14 +42,19 @@ class ConsoleSink:
     def __init__(self, console: Console, plan: RunPlan) -> None:
         self._console, self._plan = console, plan
         self._speed = SmoothedRate()
+        self.lowest_loss = math.inf  # of the validations so far
 
     def write(self, record: MetricsRecord) -> None:
         """Prints a line."""
         if isinstance(record, TrainingRecord):
             self._speed.add(record)
             self._console.log(render_training_line(record, self._plan, self._speed.samples_per_s))
-        else:
-            self._console.info(f"validation after step {record.step:,}: {result_report.render_validation(record)}")
+            return
+        line = f"validation after step {record.step:,}: {result_report.render_validation(record)}"
+        is_best = record.loss is not None and record.loss < self.lowest_loss
+        self._console.info(cli.paint(line, "green", self._console.colour and is_best))
+        if is_best:
+            self.lowest_loss = record.loss or 0.0
 
 
 class HeartbeatSink:

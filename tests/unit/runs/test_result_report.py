@@ -76,3 +76,15 @@ def test_a_validation_is_a_line():
     line = "loss 0.5000  accuracy 75.00 %  top 5 99.00 %  (2,048 samples)"
     assert result_report.render_validation(record) == line
     assert result_report.render_scores(records.Scores(2048, 0.5, 0.75, 0.99)) == line
+
+
+def test_the_verdict_is_green_if_there_is_nothing_to_change_and_else_yellow():
+    plain = result_report.render_result(make_result(), 100)
+    sentence = "No bottleneck: the device was busy 92 % of training."
+    assert result_report.render_result(make_result(), 100, colour=True) == plain.replace(
+        sentence, f"\033[32m{sentence}\033[0m"
+    )
+    slow = records.Verdict("input", "The bottleneck is the input.", 40.0, flag="prefetch")
+    assert "\033[33mThe bottleneck is the input.\033[0m\n" in result_report.render_result(
+        make_result(verdict=slow), 100, colour=True
+    )

@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from tf_ipu_dp.training.console import Console, render_duration
+from tf_ipu_dp.training.console import Console, make_console, render_duration
 
 
 class Terminal(io.StringIO):
@@ -70,7 +70,7 @@ def test_a_quiet_console_only_warns():
     assert stream.getvalue() == "damaged\n"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
     reader, writer = pty.openpty()
     try:
@@ -89,3 +89,64 @@ def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
         os.close(reader)
     bars = [bar for bar in shown.decode().replace("\n", "\r").split("\r") if "5000/10000" in bar]
     assert len(bars[-1]) <= columns and (columns < 90 or len(bars[-1]) >= columns - 1)
+
+
+@pytest.fixture
+def terminal():
+    """A terminal of 80 columns: what is written to it, and a function that returns what it has shown."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def shown():
+        text = b""
+        while select.select([reader], [], [], 0)[0]:
+            text += os.read(reader, 4096)
+        return text.decode()
+
+    with os.fdopen(writer, "w", encoding="utf-8") as stream:
+        yield stream, shown
+    os.close(reader)
+
+
+def test_behind_a_launcher_the_leader_has_a_bar_as_wide_as_the_launchers_terminal(terminal):
+    stream = io.StringIO()
+    environ = {"TF_IPU_DP_TERMINAL": os.ttyname(terminal[0].fileno())}
+    leader, other, fallback = (
+        make_console(stream, 0, environ),
+        make_console(stream, 1, environ),
+        make_console(stream, 0, {"TF_IPU_DP_TERMINAL": "/dev/no-such-terminal"}),
+    )
+    assert (leader.width, other.width, fallback.width) == (80, 200, 200)
+    for console in (leader, other, fallback):
+        console.begin_epoch(1, 10_000, 0)
+        console.advance(5_000, 0.5, 0.75)
+        console.end_epoch()
+    bars = [bar for bar in stream.getvalue().replace("\n", "\r").split("\r") if "5000/10000" in bar]
+    assert bars and all(len(bar) <= 80 for bar in bars)
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({}, False)]
+)
+def test_warnings_are_coloured_on_a_terminal_that_shows_colours(terminal, environ, coloured, monkeypatch):
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream, shown = terminal
+    console = Console(stream)
+    console.warning("step-00000256 is damaged")
+    console.info("Resuming from step 128")
+    damaged = "\033[33mstep-00000256 is damaged\033[0m" if coloured else "step-00000256 is damaged"
+    assert shown() == f"{damaged}\r\nResuming from step 128\r\n"
+
+
+def test_long_lines_of_the_plan_are_broken_between_words_on_a_terminal(terminal):
+    stream, shown = terminal
+    text = "160 updates, " + "32 per epoch, " * 8
+    Console(stream).paragraphs(text)
+    lines = shown().split("\r\n")
+    assert " ".join(line.strip() for line in lines).strip() == text.strip() and max(map(len, lines)) < 80
+    written = io.StringIO()
+    Console(written).paragraphs(text)
+    assert written.getvalue() == f"{text}\n"

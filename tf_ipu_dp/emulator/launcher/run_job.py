@@ -36,6 +36,10 @@ _HOROVOD = {
 }
 
 
+# The instance whose output has no tags on a terminal; in files all have them.
+UNTAGGED_VARIABLE = "IPU_EMULATOR_UNTAGGED"
+
+
 def run_job(options: poprun_options.Options, job: Job, only_output_from: Optional[int]) -> int:
     """Returns the exit status of the first instance that failed, or 0. Raises HostError for an unreachable host."""
     if options.is_on("print-topology"):
@@ -57,7 +61,10 @@ def _run_once(
     """Starts the instances and waits for their end; returns the first failure and their output."""
     events = supervisor.Events()
     streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-    output = tagged_output.TaggedOutput(streams, only_output_from, events.output_closed)
+    untagged = os.environ.get(UNTAGGED_VARIABLE, "")
+    output = tagged_output.TaggedOutput(
+        streams, only_output_from, events.output_closed, int(untagged) if untagged.isdecimal() else None
+    )
     remote: Dict[str, RemoteHost] = {}
     server = None
     try:

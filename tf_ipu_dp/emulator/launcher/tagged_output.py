@@ -14,14 +14,19 @@ class TaggedOutput:
     """Receives bytes from any thread and shows them line by line.
 
     In a file, a line is shown when it is complete. On a terminal, a progress bar that returns to the beginning of its
-    line is shown with every change. When our own output is closed, `on_closed` is called and the rest is dropped.
+    line is shown with every change, and the instance `untagged` has no tags. When our own output is closed, `on_closed`
+    is called and the rest is dropped.
     """
 
     def __init__(
-        self, streams: Mapping[str, BinaryIO], only: Optional[int], on_closed: Callable[[], None] = lambda: None
+        self,
+        streams: Mapping[str, BinaryIO],
+        only: Optional[int],
+        on_closed: Callable[[], None] = lambda: None,
+        untagged: Optional[int] = None,
     ) -> None:
         self._streams = dict(streams)  # "stdout" and "stderr"
-        self._only = only
+        self._only, self._untagged = only, untagged
         self._on_closed = on_closed
         self._live = {name: stream.isatty() for name, stream in streams.items()}
         self._lock = threading.Lock()
@@ -59,12 +64,13 @@ class TaggedOutput:
         if self._only in (None, index):
             return
         with self._lock:
-            self._put("stderr", b"".join(b"%s%s\n" % (_tag(index, "stderr"), line) for line in self._last[index]))
+            tag = self._tag(index, "stderr")
+            self._put("stderr", b"".join(b"%s%s\n" % (tag, line) for line in self._last[index]))
 
     def _show(self, index: int, name: str, lines: Sequence[bytes]) -> None:
         self._last[index].extend(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[-_LAST_LINES:])
         if self._only in (None, index):
-            tag = _tag(index, name)
+            tag = self._tag(index, name)
             before = b"\n" if self._active_bar not in (None, (index, name)) else b""
             self._active_bar = None
             self._put(name, before + b"".join(b"%s%s\n" % (tag, line) for line in lines))
@@ -77,7 +83,7 @@ class TaggedOutput:
             self._pending[index, name] = [text[len(shown) + 1 :]]
             before = b"\n" if self._active_bar not in (None, (index, name)) else b""
             self._active_bar = (index, name)
-            self._put(name, before + _tag(index, name) + shown.rpartition(b"\r")[2] + b"\r")
+            self._put(name, before + self._tag(index, name) + shown.rpartition(b"\r")[2] + b"\r")
 
     def _put(self, name: str, data: bytes) -> None:
         stream = self._streams.get(name)
@@ -93,6 +99,7 @@ class TaggedOutput:
             if name == "stdout":
                 self._on_closed()
 
-
-def _tag(index: int, name: str) -> bytes:
-    return b"[1,%d]<%s>:" % (index, name.encode())
+    def _tag(self, index: int, name: str) -> bytes:
+        if index == self._untagged and self._live[name]:
+            return b""
+        return b"[1,%d]<%s>:" % (index, name.encode())
