@@ -7,4 +7,5 @@ instances=${INSTANCES:-2}
 hosts=${HOSTS:-localhost:$instances}
 controller=${CONTROLLER:---gloo}
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/environment.sh" distributed
+export TF_IPU_DP_LAUNCH=${TF_IPU_DP_LAUNCH:-$(dirname "$0")}  # for commands that are printed
 exec "$python" -m horovod.runner.launch -np "$instances" -H "$hosts" "$controller" "$python" -m tf_ipu_dp.train "$@"

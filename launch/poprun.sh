@@ -7,4 +7,5 @@ launcher=${LAUNCHER:-poprun}
 launcher_args=${LAUNCHER_ARGS:-}
 max_restarts=${MAX_RESTARTS:-0}
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/environment.sh" run
+export TF_IPU_DP_LAUNCH=${TF_IPU_DP_LAUNCH:-$(dirname "$0")}  # for commands that are printed
 exec "$python" -m tf_ipu_dp.launch --launcher="$launcher" --launcher_args="$launcher_args" --max_restarts="$max_restarts" "$@"

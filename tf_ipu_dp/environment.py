@@ -125,7 +125,8 @@ def main(words: Sequence[str]) -> int:
         status.info(str(problem))
         return 1
     except OSError as error:
-        status.info(f"the environment cannot be made: {error}. Fix that, or set TF_IPU_DP_VENV to another directory.")
+        reason = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+        status.info(f"the environment cannot be made: {reason}. Fix that, or set TF_IPU_DP_VENV to another directory.")
         return 1
     except KeyboardInterrupt:
         status.info("interrupted; the next start finishes the installation.")

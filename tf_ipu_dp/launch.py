@@ -227,7 +227,9 @@ def _split_launcher_args(text: str) -> Tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise cli.UsageError(f"--launcher_args={text} cannot be split into words ({error}).") from error
+        raise cli.UsageError(
+            f"--launcher_args={text} cannot be split into words ({error}). Write it like --launcher_args='--verbose'."
+        ) from error
 
 
 def _parse_options(launcher_words: Sequence[str], train_words: Sequence[str]) -> Options:

@@ -48,7 +48,7 @@ def test_the_version_is_printed(tf_ipu_dp_command):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tf_ipu_dp {tf_ipu_dp.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", sorted({*front.COMMANDS} - {"emulator", "emulator.poprun", "environment"}))
+@pytest.mark.parametrize("command", sorted({*front.COMMANDS} - {"emulator.poprun", "environment"}))
 def test_every_command_prints_the_version(run_command, command):
     words = ["size"] if command == "collectives" else []
     done = run_command(command, *words, "--version")

@@ -56,7 +56,7 @@ def test_a_dry_run_shows_the_plan_and_the_command_and_starts_nothing(tmp_path, m
         (["--hosts=2", "--sdk=emulator"], {}, "--hosts=2 is enough to plan the job, but not to start it. Give names"),
         (["--dry_run", "--evaluate", "--run_dir=x"], {}, "--run_dir=x is not the folder of a run"),
         (["--verify", "--instances=1", "--sdk=emulator"], {}, "--verify compares one instance with several"),
-        (["--launcher_args=it's"], {}, "--launcher_args=it's cannot be split into words (No closing quotation)."),
+        (["--launcher_args=it's"], {}, "--launcher_args=it's cannot be split into words (No closing quotation). "),
         ([], {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
          "launch starts the instances itself, but mpirun started it as instance 1 of 2."),
     ],

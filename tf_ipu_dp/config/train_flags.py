@@ -290,7 +290,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
         Flag("dry_run", False, switch(), Effect.RUN, "Show the plan and stop."),
         Flag("format", "table", choice(("table", "mermaid")), Effect.RUN, "How --dry_run shows the plan."),
         Flag("evaluate", False, switch(), Effect.RUN,
-             "Evaluate the newest checkpoint in --run_dir on every validation sample and stop."),
+             "Evaluate the checkpoint of --weights in --run_dir on every validation sample and stop."),
         Flag("input_only", False, switch(), Effect.RUN,
              "Measure how fast the input can be loaded and prepared, and stop."),
     ),
@@ -298,7 +298,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
 # fmt: on
 _MODES = {
     "dry_run": "only shows the plan",
-    "evaluate": "evaluates the newest checkpoint",
+    "evaluate": "evaluates a checkpoint",
     "input_only": "measures the input",
 }
 FLAGS = tuple(flag for group in _FLAGS_BY_GROUP.values() for flag in group)

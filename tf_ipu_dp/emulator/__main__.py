@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 from typing import List
 
-from tf_ipu_dp import emulator
+from tf_ipu_dp import __version__, emulator
 
 USAGE = "usage: python -m tf_ipu_dp.emulator PROGRAM [ARGS]   or   python -m tf_ipu_dp.emulator -m MODULE [ARGS]"
 HELP = f"""{USAGE}
@@ -26,6 +26,13 @@ def main(words: List[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP if words else USAGE, file=sys.stdout if words else sys.stderr)
         return 0 if words else 1
+    if words[0] == "--version":
+        print(f"tf_ipu_dp {__version__}")
+        return 0
+    return _run(words)
+
+
+def _run(words: List[str]) -> int:
     emulator.install()
     if words[0] == "-m":
         if len(words) < 2:

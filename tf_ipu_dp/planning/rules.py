@@ -273,7 +273,8 @@ def _examine_batch(found: Examination, config: TrainConfig, stages: int, replica
     if total is not None and requested is not None:
         found.refuse(
             "batch_twice",
-            f"--global_batch_size={total} and --gradient_accumulation={requested} both set the global batch.",
+            f"--global_batch_size={total} and --gradient_accumulation={requested} both set the global batch: in "
+            "samples and in micro batches per replica.",
             lambda: [
                 *errors.fixes_for("global_batch_size", [None]),
                 *errors.fixes_for("gradient_accumulation", [None]),

@@ -88,7 +88,8 @@ class RunFolder:
     def write_start(self, cfg: train_flags.TrainConfig, plan: PlanRecord) -> None:
         """Writes flags, config and plan, and removes the result and the exchange times of an earlier start."""
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-        command = f"python -m tf_ipu_dp.train --flagfile={shlex.quote(str(self.run_flags))}"
+        typed = f"python -m tf_ipu_dp.train --flagfile={shlex.quote(str(self.run_flags))}"
+        command = cli.as_started(typed, os.environ)
         lines = [f"# Runs this again: {command}".replace("\n", " "), *cfg.flag_lines()]
         with _usage_error_on_failure(self.path):
             for path in (self.result_json, self.exchange_times_json):
@@ -272,7 +273,8 @@ def read_run_flags(path: Path) -> Tuple[str, ...]:
         text = RunFolder(path).run_flags.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise cli.UsageError(
-            f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)})."
+            f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)}). "
+            "Give a run's folder, like --run_dir=runs/first."
         ) from error
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
 
@@ -447,7 +449,10 @@ def _usage_error_on_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise cli.UsageError(f"The run's folder {path} cannot be written ({_reason(error)}).") from error
+        raise cli.UsageError(
+            f"The run's folder {path} cannot be written ({_reason(error)}). Mend that and start the run again: it "
+            "resumes from its last checkpoint."
+        ) from error
 
 
 def _now() -> datetime:

@@ -264,6 +264,6 @@ def test_modes_that_exclude_each_other_are_named_with_what_each_does():
     with pytest.raises(cli.UsageError) as caught:
         train_flags.parse(["--dry_run", "--evaluate", "--run_dir=x"])
     assert str(caught.value) == (
-        "--dry_run and --evaluate exclude each other: --dry_run only shows the plan, --evaluate evaluates the newest "
+        "--dry_run and --evaluate exclude each other: --dry_run only shows the plan, --evaluate evaluates a "
         "checkpoint. Use --dry_run or --evaluate alone."
     )

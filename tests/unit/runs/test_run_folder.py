@@ -199,7 +199,8 @@ def test_the_flags_of_what_is_no_run_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(cli.UsageError) as caught:
         run_folder.read_run_flags(tmp_path)
     assert str(caught.value) == (
-        f"--run_dir={tmp_path} is not the folder of a run: its run.flags cannot be read (No such file or directory)."
+        f"--run_dir={tmp_path} is not the folder of a run: its run.flags cannot be read (No such file or directory). "
+        "Give a run's folder, like --run_dir=runs/first."
     )
 
 
@@ -427,8 +428,9 @@ print(json.dumps([sentences, content.count(b"\\n") == len(folder.read_metrics())
     folder.read_result().updates, sorted(path.name for path in folder.path.iterdir())]))
 """
     sentences, all_whole, end, updates, names = json.loads(small_disk(program))
-    expected = f"The run's folder {tmp_path / 'small'} cannot be written (No space left on device)."
-    assert sentences == [expected] * 3
+    reason = f"The run's folder {tmp_path / 'small'} cannot be written (No space left on device)."
+    remedy = "Mend that and start the run again: it resumes from its last checkpoint."
+    assert sentences == [f"{reason} {remedy}"] * 3
     assert all_whole
     assert end == "}\n"
     assert updates == 1

@@ -115,5 +115,6 @@ def why_unreachable(server: Optional[Tuple[str, int]], timeout_s: float) -> str:
                 return ""
         except OSError as error:
             if time.monotonic() >= deadline - 0.2:
-                return f"{server[0]} port {server[1]} could not be reached for {timeout_s:.0f} s ({error})."
+                reason = error.strerror or error
+                return f"{server[0]} port {server[1]} could not be reached for {timeout_s:.0f} s ({reason})."
         time.sleep(0.2)
