@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
+import pty
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from datetime import datetime
 from pathlib import Path
 
@@ -83,6 +87,27 @@ def undisturbed(tmp_path_factory, run_command):
     assert re.fullmatch(f"launch: done in .*; {folder}", done)
     assert "Updates" in out
     return folder
+
+
+def test_on_a_terminal_the_leader_has_a_bar_and_no_tag(tmp_path):
+    main, other = pty.openpty()
+    fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+    words = (*JOB[:6], "--epochs=20steps", f"--run_dir={tmp_path / 'run'}")
+    command = [sys.executable, "-m", "tf_ipu_dp.launch", "--instances=2", "--", *words]
+    environ = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(command, stdout=other, stderr=other, env=environ, start_new_session=True)
+    os.close(other)
+    shown = b""
+    with contextlib.suppress(OSError):  # the last process has closed the terminal
+        while piece := os.read(main, 1 << 16):
+            shown += piece
+    os.close(main)
+    text = shown.decode()
+    assert process.wait(timeout=60) == 0, text
+    assert "[1,0]" not in text
+    bars = [bar for bar in re.split("[\r\n]+", text) if bar.startswith("Epoch 1 ")]
+    assert bars and all(len(bar) <= 90 for bar in bars)
+    assert "tf_ipu_dp " in text and "Throughput" in text
 
 
 def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_second_and_ends_in_the_same_weights(

@@ -168,6 +168,18 @@ def test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits(
 
 
 @pytest.mark.slow
+def test_the_learning_rate_of_a_resumed_run_may_change_and_the_log_says_so(tmp_path, train, records):
+    words = (*SMALL, "--ipus=2", "--lr_schedule=constant", "--warmup_epochs=0", "--log_every=4", "--novalidate")
+    folder = f"--run_dir={tmp_path / 'run'}"
+    assert train(*words, "--learning_rate=0.05", "--epochs=8steps", folder).returncode == 0
+    done = train(folder, "--learning_rate=0.01", "--epochs=16steps")
+    assert done.returncode == 0 and "From step 8 on, --learning_rate was 0.05 and is 0.01.\n" in done.stderr
+    rates = {record["step"]: record["learning_rate"] for record in records(tmp_path / "run")}
+    assert rates == {4: pytest.approx(0.05), 8: pytest.approx(0.05), 12: pytest.approx(0.01), 16: pytest.approx(0.01)}
+    assert "--ipus=2" in (tmp_path / "run" / "run.flags").read_text().splitlines()
+
+
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, tmp_path, train, weights, assert_same_bits):
     folder = tmp_path / "damaged"
     shutil.copytree(whole[0], folder)
