@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple
 
 from tf_ipu_dp import cli, sdk
+from tf_ipu_dp.monitoring import devices
 from tf_ipu_dp.monitoring.snapshots import SCHEMA, Snapshot, utc
 from tf_ipu_dp.runs import json_files
 
 _KIND = "tf_ipu_dp recording"
-_CONSTANT = ("id", "board_type", "board_serial", "board_ipu_index", "architecture", "partition", "host")
 _CHANGING = (
     "id", "utilisation_pct", "session_utilisation_pct", "input_wait_pct", "power_w", "board_power_w", "die_temp_c",
     "board_temp_c", "error_state", "host_link_errors", "link_errors", "pid", "problem",
@@ -123,7 +123,7 @@ class Recorder:
     def write(self, snapshot: Snapshot) -> None:
         """Appends a snapshot."""
         if not self.samples:
-            ipus = [{name: getattr(ipu, name) for name in _CONSTANT} for ipu in snapshot.ipus]
+            ipus = [{name: getattr(ipu, name) for name in devices.CONSTANT} for ipu in snapshot.ipus]
             self._append(
                 {"schema": SCHEMA, "kind": _KIND, "sdk": snapshot.sdk, "period_s": self._period_s, "ipus": ipus}
             )
