@@ -87,7 +87,7 @@ def measure_refresh(rounds):
     options = DisplayOptions(width=200, bars=True, colour=True)
     parts = {
         "reading": reader.read,
-        "drawing": lambda: tables.render_screen(snapshot, options, 100, history, "", {}),
+        "drawing": lambda: tables.render_screen(snapshot, options, 100, history, ""),
         "as JSON": lambda: json.dumps(snapshot.to_json()),
     }
     for name, action in parts.items():
