@@ -75,15 +75,14 @@ def render(snapshot: Snapshot, options: DisplayOptions, *, each_ipu: bool) -> st
 
 
 def render_like_gc_monitor(snapshot: Snapshot, options: DisplayOptions) -> str:
-    """Returns the cards and the attached processes in boxes, as gc-monitor shows them; columns go where it is narrow."""
+    """Returns the cards and the attached processes in boxes, as gc-monitor does; without columns that do not fit."""
     partitions = sorted({ipu.partition for ipu in snapshot.ipus if ipu.partition}) or [_NOT_KNOWN]
     name = ", ".join(map(printable, partitions))
     count = len(snapshot.ipus)
     heading = f"gc-monitor view: partition {name} has {count} {'IPU' if count == 1 else 'IPUs'}"
     lines = _box(heading, _cards(snapshot.ipus), _machine_changes(snapshot.ipus), options.width)
-    rows = [
-        (each, ipu) for each in snapshot.processes if each.state != GONE for ipu in snapshot.ipus if ipu.pid == each.pid
-    ]
+    holding = [process for process in snapshot.processes if process.state != GONE and process.ipus]
+    rows = [(process, ipu) for process in holding for ipu in snapshot.ipus if ipu.pid == process.pid]
     if rows:
         starts = [place > 0 and row[0] is not rows[place - 1][0] for place, row in enumerate(rows)]
         lines += [[], *_box(f"Attached processes in partition {name}", _attached(rows), starts, options.width)]

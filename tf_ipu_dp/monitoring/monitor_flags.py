@@ -112,8 +112,8 @@ def make_flags() -> flags.FlagValues:
                       flag_values=fv)  # fmt: skip
     flags.DEFINE_bool("json", False, "Print JSON; with --watch one object per line.", flag_values=fv)
     flags.DEFINE_bool(
-        "inventory", False, "Print what the IPUs are: partition, machine, serial, type, versions and routing; a row for "
-        "each board, or with --all for each IPU.", flag_values=fv,
+        "inventory", False, "Print what the IPUs are: partition, machine, serial, type, versions and routing; a row "
+        "for each board, or with --all for each IPU.", flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_bool("gc", False, "Print the IPUs and the attached processes as gc-monitor does.", flag_values=fv)
     flags.DEFINE_bool("free", False, "Print the ids of the free IPUs.", flag_values=fv)
@@ -128,10 +128,10 @@ def make_flags() -> flags.FlagValues:
     )  # fmt: skip
     flags.DEFINE_string("explain", None, "Name the bottleneck of the run in this folder, and the flag to change.",
                         flag_values=fv)  # fmt: skip
-    flags.DEFINE_string("user", None, "Show only processes of this user, and their IPUs.", flag_values=fv)
-    flags.DEFINE_string(
-        "run", None, "Show only the run of this name or in this folder; in a folder its instances on all hosts, even "
-        "if none is on this one.", flag_values=fv,
+    define(_Name(), "user", None, "Show only processes of this user, and their IPUs.", flag_values=fv)
+    define(
+        _Name(), "run", None, "Show only the run of this name or in this folder; of a folder its instances on all "
+        "hosts, even if none is on this one.", flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_enum("sort", selection.SORT_NAMES[0], list(selection.SORT_NAMES), "What to sort the processes by.",
                       flag_values=fv)  # fmt: skip
@@ -152,6 +152,15 @@ def make_flags() -> flags.FlagValues:
         "takes the Poplar SDK's where there are any.", flag_values=fv,
     )  # fmt: skip
     return fv
+
+
+class _Name(flags.ArgumentParser):  # type: ignore[type-arg, unused-ignore]
+    """A name, as it was typed."""
+
+    placeholder = "NAME"
+
+    def flag_type(self) -> str:
+        return "name"
 
 
 class _Seconds(flags.ArgumentParser):  # type: ignore[type-arg, unused-ignore]
