@@ -52,10 +52,10 @@ def main(words: Sequence[str]) -> int:
     if cfg.explain is not None:
         return _explain(Path(cfg.explain).expanduser(), cfg.json)
     if cfg.report is not None and cfg.record is not None and Path(cfg.record).exists():
-        from tf_ipu_dp.monitoring import charts, recorder
+        from tf_ipu_dp.monitoring import recorder, recording_report
 
         recording = recorder.read(Path(cfg.record))
-        charts.draw(recording, Path(cfg.report))
+        recording_report.draw(recording, Path(cfg.report))
         _say_report(Path(cfg.report), len(recording.samples), recording.path)
         return 0
     try:
@@ -214,10 +214,10 @@ def _follow(snapshot_reader: snapshots.SnapshotReader, cfg: MonitorConfig) -> in
         has_ended = _make_end_check(cfg)
         recording = None
         if cfg.record is not None:
-            from tf_ipu_dp.monitoring import charts, recorder
+            from tf_ipu_dp.monitoring import recorder, recording_report
 
             if cfg.report is not None:
-                charts.check_report_name(Path(cfg.report))
+                recording_report.check_report_name(Path(cfg.report))
             recording = recorder.Recorder(Path(cfg.record), period_s)
             stack.callback(recording.close)
             sinks.append(recording.write)
@@ -242,7 +242,7 @@ def _follow(snapshot_reader: snapshots.SnapshotReader, cfg: MonitorConfig) -> in
                 f"python -m tf_ipu_dp.monitor --record={shlex.quote(str(recording.path))} --report=report.html"
             )
         else:
-            charts.draw(recorder.read(recording.path), Path(cfg.report))
+            recording_report.draw(recorder.read(recording.path), Path(cfg.report))
             _say_report(Path(cfg.report), recording.samples, recording.path)
     return 0
 

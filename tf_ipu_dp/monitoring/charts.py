@@ -1,6 +1,6 @@
-"""The report of a recording, drawn as PNG, SVG or one HTML page. Imports matplotlib only to draw.
+"""The pictures of a recording over time, each a panel that tells its values under the pointer.
 
-A page has a panel for each picture, which tells its values under the pointer, and a table of the processes.
+Imports matplotlib only to draw.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import functools
 import math
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
@@ -36,11 +35,6 @@ _MAX_CELLS = 2000  # of a heat map, that do
 _MIN_PHASE_WIDTH = 1 / 1000  # share of the drawing: a narrower phase would not be visible
 _GAP_PERIODS = 3  # a longer gap between samples is left blank
 _LEGEND_LINE = 0.18  # inches
-_STYLE = (
-    ".processes td,.processes th{white-space:nowrap}.processes{width:auto}"
-    ".processes .text{white-space:normal;overflow-wrap:anywhere;min-width:15em}"
-    "dt{font-weight:bold;overflow-wrap:anywhere}dd{margin:0 0 .5em}"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +48,6 @@ class _TimeAxis:
     def position(self, seconds: Any) -> Any:
         """Returns the place of a time, or of an array of times."""
         return (seconds - self.start) / self.scale
-
-
-def check_report_name(path: Path) -> None:
-    """Raises a UsageError for a report that cannot be drawn, before anything is recorded."""
-    drawings.check_file("report", path)
-
-
-def draw(recording: Recording, path: Path) -> None:
-    """Writes the report in the format of its file type."""
-    check_report_name(path)
-    kind = path.suffix.lower()
-    if kind == ".html":
-        content = render_page(recording).encode()
-    else:
-        content = drawings.render_figure(make_figure(recording), kind[1:], "recording")
-    drawings.write_file("report", path, content)
 
 
 def make_figure(recording: Recording) -> Any:
@@ -112,72 +90,9 @@ def make_panels(recording: Recording) -> List[Panel]:
     return made
 
 
-def render_page(recording: Recording) -> str:
-    """Returns one self-contained HTML page."""
-    first, last = recording.samples[0].time, recording.samples[-1].time
-    facts = (
-        f"{cli.count(len(recording.ipus), 'IPU')}, {cli.count(len(recording.samples), 'sample')} from "
-        f"{_format_time(first)} to {_format_time(last)}, recorded in {recording.path.name}"
-    )
-    verdicts = timeline.last_verdicts(recording)
-    told = "".join(
-        f"<dt>{panels.escape(run)}</dt><dd>{panels.escape(sentence)}</dd>" for run, sentence in verdicts.items()
-    )
-    parts = [
-        f"<h1>IPU report</h1><p>{panels.escape(facts)}</p>",
-        f"<h2>Bottlenecks</h2><dl>{told}</dl>" if told else "",
-        panels.render_panels(make_panels(recording)),
-        "<h2>Processes</h2>",
-        _render_processes(recording),
-    ]
-    return panels.render_page("IPU report", "".join(parts), _STYLE)
-
-
-def _render_processes(recording: Recording) -> str:
-    """Returns a table of the processes, without columns that have no value."""
-    summaries = timeline.summarise(recording)
-    if not summaries:
-        return "<p>No process held an IPU.</p>"
-    several_hosts = len({each.host for each in summaries}) > 1
-    columns: List[Tuple[str, List[Optional[str]]]] = [
-        ("PID", [str(each.pid) for each in summaries]),
-        ("Host", [each.host if several_hosts else None for each in summaries]),
-        ("User", [each.user for each in summaries]),
-        ("Run", [each.run for each in summaries]),
-        ("Instance", [None if each.instance is None else str(each.instance) for each in summaries]),
-        ("IPUs", [text_layout.id_ranges(each.ipus) or None for each in summaries]),
-        ("Mean util %", [_optional(each.utilisation_pct, ".1f") for each in summaries]),
-        ("Last step", [_optional(each.step, ",d") for each in summaries]),
-        ("Last samples/s", [_optional(each.samples_per_s, ",.0f") for each in summaries]),
-        ("Last loss", [_optional(each.loss, ".4f") for each in summaries]),
-        ("Phases", [_render_phases(each.phases) or None for each in summaries]),
-        ("Command", [each.command for each in summaries]),
-    ]
-    shown = [(title, cells) for title, cells in columns if any(cell is not None for cell in cells)]
-    header = "".join(f"<th>{title}</th>" for title, _ in shown)
-    rows = []
-    for place in range(len(summaries)):
-        texts = [(title, "-" if cells[place] is None else panels.escape(cells[place] or "")) for title, cells in shown]
-        rows.append(
-            "".join(
-                f'<td class="text">{text}</td>' if title in ("Phases", "Command") else f"<td>{text}</td>"
-                for title, text in texts
-            )
-        )
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="wide"><table class="processes"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _render_phases(phases: Dict[str, float]) -> str:
-    return ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in phases.items())
-
-
-def _seconds(seconds: float) -> str:
+def render_seconds(seconds: float) -> str:
+    """Returns `0.5 s` or `36 s`."""
     return f"{seconds:.{0 if seconds >= 10 else 1}f} s"
-
-
-def _optional(value: Optional[float], form: str) -> Optional[str]:
-    return None if value is None else format(value, form)
 
 
 def _utilisation(recording: Recording) -> Any:
@@ -257,7 +172,7 @@ def _draw_heat_map(
     colours.set_bad(_UNKNOWN_COLOUR)
     lines = np.arange(len(ids) + 1) - 0.5
     mesh = plot.pcolormesh(
-        edges, lines, np.ma.masked_invalid(cells), vmin=0, vmax=100, cmap=colours, rasterized=True
+        edges, lines, cells, vmin=0, vmax=100, cmap=colours, rasterized=True
     )  # fmt: skip
     plot.invert_yaxis()
     step = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2**20) if len(ids) / step <= 32)
@@ -386,7 +301,7 @@ def _draw_bands(recording: Recording, bands: timeline.Bands, hidden: int, plot: 
             gid=f"{gid}{row}",
         )  # fmt: skip
         titles[f"{gid}{row}"] = [
-            f"{text_layout.printable(name)}: {text_layout.printable(each.phase)} for {_seconds(each.end - each.start)}, "
+            f"{text_layout.printable(f'{name}: {each.phase}')} for {render_seconds(each.end - each.start)}, "
             f"from {_number(start)} to {_number(stop)} {axis.unit}"
             for each, (start, stop) in zip(longest_first, places)
         ]
@@ -426,7 +341,7 @@ def _tell(plot: Any, gid: str, axis: _TimeAxis, positions: Any, values: Any, for
 def _finish(plot: Any, recording: Recording, columns: int, handles: Optional[List[Any]] = None) -> None:
     """Sets the axis of time, and puts a legend of so many columns below it; none without columns."""
     axis = _time_axis(recording)
-    plot.set_xlabel(f"{axis.unit} since {_format_time(recording.samples[0].time)}")
+    plot.set_xlabel(f"{axis.unit} since {format_time(recording.samples[0].time)}")
     plot.set_xlim(0, max(float(axis.position(recording.samples[-1].time)), 1e-3))
     if columns:
         panels.legend_below(plot, columns, handles)
@@ -461,5 +376,6 @@ def _number(value: float) -> str:
     return f"{value:.1f}"
 
 
-def _format_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """Returns a time since the epoch for readers."""
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -74,8 +74,8 @@ def legend_below(plot: Any, columns: int, handles: Optional[Sequence[Any]] = Non
         down: Any = ScaledTranslation(0, -_LEGEND_OFFSET, plot.figure.dpi_scale_trans)  # type: ignore[no-untyped-call, unused-ignore]
         below = plot.transAxes + down
         plot.legend(
-            handles=entries, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, fontsize=8, frameon=False,
-            ncols=columns, borderaxespad=0.0, columnspacing=1.2, handlelength=2.4,
+            handles=entries, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, fontsize=8,
+            frameon=False, ncols=columns, borderaxespad=0.0, columnspacing=1.2, handlelength=2.4,
         )  # fmt: skip
 
 

@@ -43,14 +43,14 @@ _KEY_COLUMNS = ("IPU", "Owner", "PID", "State", "")
 _HELP = (
     ("q", "quit"),
     ("p", "pause, and go on"),
-    ("s", "sort the processes by the next column; --sort=NAME starts with one"),
+    ("s", "sort by the next column"),
     ("h or ?", "show this, and go back"),
     ("Ctrl-Z", "suspend; fg returns"),
     ("", ""),
     ("Util %", "busy since the last sample"),
-    ("Session %", "busy since the process attached"),
+    ("Session %", "the same since attaching"),
     ("Input %", "waiting for input"),
-    ("ETA", "training left, without validations"),
+    ("ETA", "without validations"),
     ("Loss", "of the last log line"),
     ("CPU %", "of one core of this host"),
     ("Mem GiB", "resident on this host"),
@@ -77,7 +77,7 @@ def render(snapshot: Snapshot, options: DisplayOptions, view: Optional[View] = N
         ),
     ]
     blocks = [
-        [[(_headline(whole), BOLD)]],
+        wrap([(_headline(whole), BOLD)], options.width),
         [*(make_table(ipus, options) if ipus else []), *free],
         make_table(processes, options) if processes else [],
         [line for each in lines for line in wrap(each, options.width)],

@@ -130,7 +130,7 @@ class Screen:
         options = dataclasses.replace(detect_options(sys.stdout), width=size.columns)
         moment = time.strftime("%H:%M:%S", time.localtime(self._snapshot.time))
         pause = "resume (paused)" if self._paused else "pause"
-        footer = f"{moment}  q quit  p {pause}  s sort: {self._view.sort}  h help"
+        footer = f"{moment}  q quit  p {pause}  h help  s sort: {self._view.sort}"
         if self._shows_help:
             lines = tables.render_help_screen(options, size.lines)
         else:
