@@ -85,7 +85,8 @@ def _render_processes(recording: Recording) -> str:
             )
         )
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="wide"><table class="processes"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<thead><tr>{header}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="processes">{table}</table></div>'
 
 
 def _render_phases(phases: Dict[str, float]) -> str:
