@@ -50,8 +50,8 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
         (["--pid=1"], "--pid=1 sets when to stop. Use it with --record, --watch or --export"),
         (
             ["--pid=1", "--run_dir=x", "--watch"],
-            "--pid=1 and --run_dir=x cannot be combined: --pid=1 stops with that process, --run_dir=x stops with that run. "
-            "Use one of them",
+            "--pid=1 and --run_dir=x cannot be combined: --pid=1 stops with that process, --run_dir=x stops with "
+            "that run. Use one of them",
         ),
         (
             ["--gc", "--json"],

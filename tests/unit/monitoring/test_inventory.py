@@ -13,7 +13,8 @@ from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 def ipu(number, **facts):
     device = {
         "id": str(number), "board ipu index": str(number % 4), "board type": "M2000", "ipu architecture": "ipu2",
-        "board serial number": f"0001.{number // 4:04d}", "ipuof partition id": "p8", "ipuof host": f"10.1.5.{number // 4}",
+        "board serial number": f"0001.{number // 4:04d}", "ipuof host": f"10.1.5.{number // 4}",
+        "ipuof partition id": "p8",
         "ipuof server version": "1.11.0", "firmware version": "2.5.4", "ipuof routing id": "0",
         "ipuof routing type": "DNC", "clock": "1330MHz", **facts,
     }  # fmt: skip

@@ -86,14 +86,13 @@ def test_the_heartbeat_s_eta_is_smoothed_and_known_from_the_second_record_on(tmp
     sink = sinks.HeartbeatSink(reporter)
     sink.write(sample_records.make_training(8, TIMES, samples_per_s=100.0))
     assert reporter.status().eta_s is None
-    seconds = max(each.seconds for each in TIMES)
     smoothed = sinks.SmoothedRate()
     smoothed.add(sample_records.make_training(8, TIMES, samples_per_s=100.0))
     for step, rate in ((16, 1000.0), (24, 1000.0), (32, 1000.0)):
         record = sample_records.make_training(step, TIMES, samples_per_s=rate)
         sink.write(record)
         smoothed.add(record)
-    samples_per_step = 1000.0 * seconds / 8
+    samples_per_step = 1000.0 * TIMES.seconds / 8
     assert reporter.status().eta_s == pytest.approx((160 - 32) * samples_per_step / smoothed.samples_per_s)
     sink.write(sample_records.make_training(160, TIMES, samples_per_s=1000.0))
     assert reporter.status().eta_s == 0.0
