@@ -72,7 +72,9 @@ def parse(words: Sequence[str]) -> MonitorConfig:
     cfg = MonitorConfig(**values)
     once, continuous = ([name for name in names if values[name] not in (None, False)] for names in (_ONCE, _CONTINUOUS))
     if once and len(once) + len(continuous) > 1:
-        _refuse_together({name: {**_ONCE, **_CONTINUOUS}[name] for name in (*once, *continuous)}, f"--{once[0]} alone")
+        does = [f"--{name} {({**_ONCE, **_CONTINUOUS})[name]}" for name in (*once, *continuous)]
+        names = " and ".join(f"--{name}" for name in (*once, *continuous))
+        raise cli.UsageError(f"{names} cannot be combined: {', '.join(does)}. Use --{once[0]} alone.")
     if cfg.explain == "":
         raise cli.UsageError("--explain needs the folder of a run, for example --explain=runs/first.")
     if cfg.need and not cfg.free:
@@ -80,8 +82,10 @@ def parse(words: Sequence[str]) -> MonitorConfig:
     if cfg.events is not None and not cfg.health:
         raise cli.UsageError(f"--events={cfg.events} works only with --health. Use --health --events={cfg.events}.")
     if cfg.gc and cfg.json:
-        meanings = {"gc": "prints boxes for readers", "json": "prints values for programs"}
-        _refuse_together(meanings, "--inventory --json for the same values")
+        raise cli.UsageError(
+            "--gc and --json cannot be combined: --gc prints boxes for readers, --json prints values for programs. "
+            "Use --inventory --json for the same values."
+        )
     if cfg.report is not None and cfg.record is None:
         raise cli.UsageError(
             f"--report={cfg.report} needs a recording. Add --record=FILE: an existing recording is drawn, "
@@ -91,9 +95,9 @@ def parse(words: Sequence[str]) -> MonitorConfig:
         if value is not None and not continuous:
             raise cli.UsageError(f"--{name}={value} sets when to stop. Use it with --record, --watch or --export.")
     if cfg.pid is not None and cfg.run_dir is not None:
-        _refuse_together(
-            {f"pid={cfg.pid}": "stops with that process", f"run_dir={cfg.run_dir}": "stops with that run"},
-            "one of them",
+        raise cli.UsageError(
+            f"--pid={cfg.pid} and --run_dir={cfg.run_dir} cannot be combined: --pid={cfg.pid} stops with that process, "
+            f"--run_dir={cfg.run_dir} stops with that run. Use one of them."
         )
     _check_view(cfg, once, continuous)
     return cfg
@@ -205,13 +209,6 @@ class _Address(flags.ArgumentParser):  # type: ignore[type-arg, unused-ignore]
 
     def flag_type(self) -> str:
         return "address"
-
-
-def _refuse_together(meanings: Dict[str, str], advice: str) -> None:
-    """Raises the refusal of flags that exclude each other, with what each would do."""
-    names = [f"--{name}" for name in meanings]
-    does = ", ".join(f"--{name} {meaning}" for name, meaning in meanings.items())
-    raise cli.UsageError(f"{' and '.join(names)} cannot be combined: {does}. Use {advice}.")
 
 
 def _check_view(cfg: MonitorConfig, once: Sequence[str], continuous: Sequence[str]) -> None:
