@@ -106,12 +106,14 @@ def render_screen(
     columns, left_out = _drop_empty(_process_columns(shown, options))
     processes = make_table(columns, options) if columns else []
     ipu_columns = ipu_table.make_columns(ipu_table.rows_of_ipus(shown.ipus), options, history) if shown.ipus else []
-    left_out = [*_drop_empty(ipu_columns)[1], *left_out]
+    ipu_columns, no_ipu_values = _drop_empty(ipu_columns)
+    every_ipu = make_table(ipu_columns, options) if ipu_columns else []
+    left_out = [*no_ipu_values, *left_out]
     note_lines = [line for each in notes.note_lines(shown, left_out) for line in wrap(each, width)]
     below: List[List[Line]] = [[[], *processes, [], *verdict_lines, *note_lines], [[], *processes, [], *verdict_lines]]
     head: List[Line] = [[(_headline(whole), BOLD)], []]
     room = height - len(head) - 1
-    layouts = _layouts(shown.ipus, options, history, below)
+    layouts = _layouts(shown.ipus, every_ipu, options, history, below)
     fitting = ([*ipus, *rest] for ipus, rest in layouts if len(ipus) + len(rest) <= room)
     chosen = next(fitting, None) or _small_layout(shown.ipus, processes, options, history, room)
     lines = [*head[: height - 1 - len(chosen)], *chosen]
@@ -181,10 +183,14 @@ def _ipu_rows(rows: Sequence[IpuRow], options: DisplayOptions, history: History)
 
 
 def _layouts(
-    ipus: Sequence[Ipu], options: DisplayOptions, history: History, below: Sequence[List[Line]]
+    ipus: Sequence[Ipu],
+    every_ipu: List[Line],
+    options: DisplayOptions,
+    history: History,
+    below: Sequence[List[Line]],
 ) -> Iterator[Tuple[List[Line], List[Line]]]:
     """Yields layouts of the IPUs and the lines below them, the best first: rows of IPUs matter more than notes."""
-    yield _ipu_rows(ipu_table.rows_of_ipus(ipus), options, history), below[0]
+    yield every_ipu, below[0]
     used = ipu_table.rows_of_ipus([ipu for ipu in ipus if not ipu.free])
     in_use = [*_ipu_rows(used, options, history), *_free_line(ipus)]
     yield from ((in_use, rest) for rest in below)
