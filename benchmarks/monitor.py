@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/monitor.py [ROUNDS]
 
-One shot of 64 IPUs against bare Python, in alternating runs; the CPU time of a refresh of 64 IPUs that 16 processes
-hold, read, drawn and as JSON; and the CPU time of the sampler's thread and of the emulator's heartbeat per second.
+One shot of 64 IPUs against bare Python, the fastest of alternating runs; the CPU time of a refresh of 64 IPUs that 16
+processes hold, read, drawn and as JSON; and the CPU time of the sampler's thread and of the emulator's heartbeat per
+second.
 """
 
 from __future__ import annotations
@@ -74,10 +75,11 @@ def measure_starts(rounds):
     for _ in range(rounds + 1):
         for name, command in COMMANDS.items():
             times[name].append(seconds(command))
-    medians = {name: statistics.median(values[1:]) for name, values in times.items()}
-    base = medians["python -c pass"]
-    for name, median in medians.items():
-        print(f"{name:<16} {1000 * median:6.1f} ms  {1000 * (median - base):6.1f} ms more than bare Python")
+    # Other programs can only delay a start, so the fastest shows what it costs.
+    fastest = {name: min(values[1:]) for name, values in times.items()}
+    base = fastest["python -c pass"]
+    for name, best in fastest.items():
+        print(f"{name:<16} {1000 * best:6.1f} ms  {1000 * (best - base):6.1f} ms more than bare Python")
 
 
 def measure_refresh(rounds):
@@ -87,7 +89,7 @@ def measure_refresh(rounds):
     options = DisplayOptions(width=200, bars=True, colour=True)
     parts = {
         "reading": reader.read,
-        "drawing": lambda: tables.render_screen(snapshot, options, 100, history, "", {}),
+        "drawing": lambda: tables.render_screen(snapshot, options, 100, history, ""),
         "as JSON": lambda: json.dumps(snapshot.to_json()),
     }
     for name, action in parts.items():

@@ -11,6 +11,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import urllib.request
 
 import pytest
 
+import tf_ipu_dp
 from tf_ipu_dp.monitoring import process_info
 from tf_ipu_dp.runs import run_folder
 
@@ -66,7 +68,9 @@ def test_with_nothing_running_all_emulated_ipus_are_free(monitor):
     done = monitor()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("64 IPUs (emulated), 0 in use, 64 free\n")
-    assert len(re.findall(r"^ *\d+  .* free$", done.stdout, re.MULTILINE)) == 64
+    assert done.stdout.split("\n\n")[1] == "free: IPU 0-63"
+    every = monitor("--all").stdout
+    assert len(re.findall(r"^ *\d+  .* free$", every, re.MULTILINE)) == 64
     assert "\x1b" not in done.stdout and done.stdout.count("Emulated: ") == 1
 
 
@@ -95,13 +99,40 @@ def test_json_is_typed_and_one_object_per_line_with_watch(hold, monitor):
     assert times == sorted(set(times))
 
 
+def test_the_inventory_of_the_emulated_ipus_is_shown_and_in_json(hold, monitor):
+    hold(2)
+    rows = monitor("--inventory", IPU_EMULATOR_IPUS="8").stdout.splitlines()
+    titles = ["IPU", "Partition", "Machine", "Serial", "Type", "Architecture", "IPU#", "Firmware", "Server", "Routing"]
+    assert rows[0].split() == titles
+    host, version = socket.gethostname(), tf_ipu_dp.__version__
+    assert rows[2].split() == f"4-7 emulated {host} emulated-0001 M2000 ipu2 0-3 emulated {version} DNC 0".split()
+    ipu = json.loads(monitor("--inventory", "--json").stdout)["ipus"][5]
+    assert (ipu["partition"], ipu["host"], ipu["board_serial"]) == ("emulated", host, "emulated-0001")
+    assert (ipu["server_version"], ipu["firmware_version"], ipu["routing_type"]) == (version, "emulated", "DNC")
+    boxes = monitor("--gc", IPU_EMULATOR_IPUS="8").stdout
+    assert "| Server version |" in boxes and "Attached processes in partition emulated" in boxes
+
+
+def test_processes_are_filtered_and_sorted_and_measured(hold, monitor):
+    small, large = hold(1), hold(4)
+    value = json.loads(monitor("--json", "--sort=pid").stdout)
+    assert [each["pid"] for each in value["processes"]] == sorted([small.pid, large.pid])
+    assert all(each["cpu_pct"] is not None and each["memory_gib"] > 0 for each in value["processes"])
+    done = monitor("--user=nobody-of-this-name")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "No process of --user=nobody-of-this-name holds IPUs. Those that do: --user=" in done.stdout
+
+
 def test_free_ipus_are_printed_for_scripts_and_too_few_are_an_error(hold, monitor):
     hold(4)
     done = monitor("--free", "--need=4", IPU_EMULATOR_IPUS="8")
     assert (done.returncode, done.stdout, done.stderr) == (0, "4 5 6 7\n", "")
     done = monitor("--free", "--need=5", "--json", IPU_EMULATOR_IPUS="8")
     assert done.returncode == 1 and json.loads(done.stdout)["free_ipu_ids"] == [4, 5, 6, 7]
-    assert done.stderr == "monitor: --need=5, but 4 of 8 IPUs are free.\n"
+    assert done.stderr == (
+        "monitor: --need=5, but 4 of 8 IPUs are free. Use --need=4, or wait, and watch them with: "
+        "python -m tf_ipu_dp.monitor --watch\n"
+    )
 
 
 def test_health_shows_the_last_event_and_fails_for_a_bad_one(tmp_path, monitor):
@@ -123,6 +154,7 @@ def test_a_partition_that_cannot_be_read_is_a_sentence_and_exit_code_1(tmp_path,
         done = monitor(*words)
         assert done.returncode == 1 and done.stderr.startswith("monitor: no device answers: ")
         assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+        assert done.stderr.endswith("Look for the fault with: python -m tf_ipu_dp.monitor --health\n")
 
 
 def test_poplar_without_the_sdk_is_refused_with_what_works(monitor):
@@ -242,6 +274,12 @@ def test_watching_redraws_in_place_pauses_resizes_and_leaves_the_terminal_as_it_
     assert "\x1b[12;1H" in small
     screen.press(b"p")
     screen.read_until("p pause")
+    screen.press(b"s")
+    screen.read_until("s sort: pid")
+    screen.press(b"?")
+    assert "sort by the next column" in screen.read_until("h back")
+    screen.press(b"h")
+    screen.read_until("p pause")
     screen.press(b"q")
     assert screen.process.wait(60) == 0
     assert screen.read_until("\x1b[?1049l").endswith("\x1b[?25h\x1b[?1049l")
@@ -249,10 +287,10 @@ def test_watching_redraws_in_place_pauses_resizes_and_leaves_the_terminal_as_it_
 
 
 def test_one_shot_on_a_terminal_has_colours_and_bars_and_without_them_if_asked(terminal, monkeypatch):
-    screen = terminal(columns=120)
+    screen = terminal("--all", columns=120)
     assert "\x1b[2m········" in screen.read_until("Clock is nominal")
     monkeypatch.setenv("NO_COLOR", "1")
-    plain = terminal(columns=120).read_until("Clock is nominal")
+    plain = terminal("--all", columns=120).read_until("Clock is nominal")
     assert "\x1b" not in plain and "········" in plain
 
 
@@ -268,10 +306,14 @@ def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold, monitor)
         process.kill()
         process.wait()
         _, said = recorder.communicate(timeout=120)
-    assert recorder.returncode == 0 and re.search(r"monitor: \d+ samples in ", said)
+    assert recorder.returncode == 0
+    assert re.fullmatch(rf"monitor: the report of \d+ samples in {recorded} is in {drawn}\.\n", said)
     assert "IPU" in drawn.read_text(encoding="utf-8")
     done = monitor(f"--record={recorded}")
     assert done.returncode == 1 and "already exists" in done.stderr
+    again = monitor(f"--record={recorded}", f"--report={tmp_path / 'again.html'}")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert again.stderr.endswith(f" samples in {recorded} is in {tmp_path / 'again.html'}.\n")
 
 
 def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold, wait_until):
@@ -310,9 +352,18 @@ def test_a_run_is_seen_while_it_trains_and_explained_when_it_is_over(tmp_path, m
             seen = next(iter(json.loads(monitor("--json").stdout)["processes"]), {})
             return seen if seen.get("samples_per_s") and seen["phase"] == "training" else None
 
+        def run_with_verdict():
+            seen = next(iter(json.loads(monitor("--json").stdout)["runs"]), {})
+            return seen if seen.get("verdict") and seen["eta_s"] else None
+
         seen = wait_until(training_process, pause_s=0.3)
         assert (seen["pid"], seen["run"], seen["ipus"], seen["instance"]) == (training.pid, "run", [0, 1, 2, 3], 0)
         assert seen["step"] > 0 and seen["planned_steps"] == 40 * 64 and seen["waits_for"] in ("nothing", "input")
+        progress = wait_until(run_with_verdict, pause_s=0.3)
+        assert progress["loss"] > 0 and progress["eta_s"] > 0 and 0 < progress["done_pct"] < 100
+        assert (progress["run"], progress["hosts"]) == ("run", [socket.gethostname()])
+        assert "ottleneck" in progress["verdict"]["sentence"] and progress["verdict"]["kind"]
+        assert "run: " in monitor(f"--run={run}").stdout
         training.send_signal(signal.SIGTERM)
         training.wait(120)
     done = monitor(f"--explain={run}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import subprocess
@@ -11,7 +12,8 @@ import time
 import pytest
 
 from tf_ipu_dp import cli, monitor
-from tf_ipu_dp.monitoring import bottleneck, diagnosis, snapshots
+from tf_ipu_dp.monitoring import bottleneck, diagnosis, run_verdicts, snapshots, tables
+from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 from tf_ipu_dp.runs import heartbeat
 
 
@@ -46,7 +48,22 @@ def test_flags_with_a_value_that_may_be_left_out(words, watch, export):
         (["--explain=x", "--watch"], "--explain and --watch cannot be combined: --explain explains one run, .* Use"),
         (["--report=a.png"], "--report=a.png needs a recording. Add --record=FILE"),
         (["--pid=1"], "--pid=1 sets when to stop. Use it with --record, --watch or --export"),
-        (["--pid=1", "--run_dir=x", "--watch"], "--pid=1 and --run_dir=x cannot be combined: both set when to stop"),
+        (
+            ["--pid=1", "--run_dir=x", "--watch"],
+            "--pid=1 and --run_dir=x cannot be combined: --pid=1 stops with that process, --run_dir=x stops with "
+            "that run. Use one of them",
+        ),
+        (
+            ["--gc", "--json"],
+            "--gc and --json cannot be combined: --gc prints .*, --json prints .* Use --inventory --js",
+        ),
+        (
+            ["--inventory", "--gc"],
+            "--inventory and --gc cannot be combined: --inventory prints .* Use --inventory alone",
+        ),
+        (["--free", "--user=ann"], "--user=ann chooses rows of the tables, and --free prints .* Use one of them alone"),
+        (["--record=x", "--run=a"], "--run=a chooses .* --record keeps all. Leave it out, or add --watch"),
+        (["--sort=size"], "--sort=size .*ipus"),
         (["--explain="], "--explain needs the folder of a run, for example --explain=runs/first"),
         (["--events=x"], "Use --health --events=x"),
         (["--wach"], "Did you mean --watch"),
@@ -84,8 +101,26 @@ def test_runs_of_the_same_name_have_a_sentence_each(monkeypatch):
         snapshots.Process(number, "ann", "x", 1.0, (number,), "running", run_dir=folder, run=folder[-1])
         for number, folder in enumerate(sentences)
     ]
-    found = monitor._read_verdicts(snapshots.Snapshot(0.0, "poplar", (), tuple(runs)))
-    assert found == {"/x/a": "Input of x.", "/y/a": "Input of y.", "b": "No bottleneck."}
+    found = run_verdicts.add_verdicts(snapshots.Snapshot(0.0, "poplar", (), tuple(runs)))
+    assert tables.render(found, DisplayOptions()).split("\n\n")[2].splitlines()[:3] == [
+        "/x/a: Input of x.",
+        "/y/a: Input of y.",
+        "b: No bottleneck.",
+    ]
+    value = found.to_json()["runs"][0]
+    assert (value["run"], value["verdict"]["kind"], value["verdict"]["sentence"]) == ("a", "input", "Input of x.")
+
+
+def test_a_run_that_has_ended_has_the_verdict_on_all_of_it(monkeypatch):
+    recent, final = bottleneck.Verdict("input", "Recent."), bottleneck.Verdict("none", "Final.")
+    monkeypatch.setattr(diagnosis, "explain_recent", lambda _: recent)
+    monkeypatch.setattr(diagnosis, "explain", lambda folder: diagnosis.Explanation(str(folder), final, True, 5))
+    gone = snapshots.Process(7, "ann", "x", 1.0, (), "gone", run_dir="/runs/a", run="a", instance=0)
+    found = run_verdicts.add_verdicts(snapshots.Snapshot(0.0, "poplar", (), (gone,)))
+    assert found.verdicts == {"/runs/a": final}
+    running = dataclasses.replace(gone, pid=8, instance=1, state="running")
+    found = run_verdicts.add_verdicts(snapshots.Snapshot(0.0, "poplar", (), (gone, running)))
+    assert found.verdicts == {"/runs/a": recent}
 
 
 def test_the_help_shows_which_values_may_be_left_out(capsys):

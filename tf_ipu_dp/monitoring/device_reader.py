@@ -111,13 +111,4 @@ def open_reader(choice: str = "auto") -> DeviceReader:
 
 def _without_values(known: Ipu, problem: str) -> Ipu:
     """Returns an IPU with only its constant attributes, and the reason why the others are not known."""
-    return Ipu(
-        id=known.id,
-        board_type=known.board_type,
-        board_variant=known.board_variant,
-        board_serial=known.board_serial,
-        board_ipu_index=known.board_ipu_index,
-        architecture=known.architecture,
-        partition=known.partition,
-        problem=problem,
-    )
+    return Ipu(**{name: getattr(known, name) for name in devices.CONSTANT}, problem=problem)

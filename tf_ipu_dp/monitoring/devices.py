@@ -15,6 +15,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 MIN_PERIOD_S = 1.0  # gcipuinfo may be queried once per second at most
 NO_ANSWER = "gcipuinfo does not answer"
+# Attributes of an IPU that do not change while it is used: the inventory.
+CONSTANT = (
+    "id", "board_type", "board_variant", "board_serial", "board_ipu_index", "architecture", "partition", "host",
+    "driver_version", "firmware_version", "server_version", "gateway_version", "routing_id", "routing_type",
+)  # fmt: skip
 _PID = "user process id"
 _MAX_REASON = 300
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*\s*", re.ASCII | re.IGNORECASE)
@@ -53,6 +58,10 @@ class Ipu:
     host: Optional[str] = None
     driver_version: Optional[str] = None
     firmware_version: Optional[str] = None
+    server_version: Optional[str] = None
+    gateway_version: Optional[str] = None
+    routing_id: Optional[str] = None
+    routing_type: Optional[str] = None
     input_wait_pct: Optional[float] = None  # of the time since the last query; emulator only
     heartbeat_age_s: Optional[float] = None  # since the process last reported; emulator only
     problem: Optional[str] = None  # why this IPU does not answer
@@ -180,6 +189,10 @@ _FIELDS: Dict[str, Tuple[str, Callable[[Mapping[str, str], str], Any]]] = {
     "host": ("ipuof host", _text),
     "driver_version": ("driver version", _text),
     "firmware_version": ("firmware version", _text),
+    "server_version": ("ipuof server version", _text),
+    "gateway_version": ("gateway software version", _text),
+    "routing_id": ("ipuof routing id", _text),
+    "routing_type": ("ipuof routing type", _text),
     "input_wait_pct": ("emulated input wait", _number),
     "heartbeat_age_s": ("emulated heartbeat age", _number),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -53,7 +54,10 @@ def check_file(flag: str, path: Path, formats: Sequence[str] = FORMATS, drawn: S
     if path.suffix.lower() not in formats:
         raise cli.UsageError(f"--{flag}={path} has an unknown file type. Use one of {', '.join(formats)}.")
     if not path.absolute().parent.is_dir():
-        raise cli.UsageError(f"--{flag}={path} cannot be written: there is no folder {path.absolute().parent}.")
+        raise cli.UsageError(
+            f"--{flag}={path} cannot be written: there is no folder {path.absolute().parent}. "
+            f"Make it with: mkdir -p {shlex.quote(str(path.absolute().parent))}"
+        )
     if path.suffix.lower() not in drawn:
         return
     try:

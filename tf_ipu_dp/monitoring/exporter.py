@@ -15,7 +15,9 @@ from tf_ipu_dp.monitoring.snapshots import RUNNING, Process, Snapshot
 
 _IPU_LABELS = ("ipu", "board")
 _USE_LABELS = ("ipu", "board", "pid", "run")
-_PROCESS_LABELS = ("pid", "run", "run_instance")  # Prometheus itself has a label "instance"
+# Prometheus itself has a label "instance". Process ids are unique only on their host.
+_PROCESS_LABELS = ("host", "pid", "run", "run_instance")
+_RUN_LABELS = ("run", "run_dir")
 # Name, help text, and value in the unit that the name ends with. Metrics of the device alone have no labels of the
 # process: the series would break whenever another process attaches.
 _IPU_METRICS: Sequence[Tuple[str, str, Any]] = (
@@ -51,6 +53,15 @@ _PROCESS_METRICS: Sequence[Tuple[str, str, Any]] = (
     ("ipu_run_step", "weight updates so far", lambda each: each.step),
     ("ipu_run_planned_steps", "planned weight updates", lambda each: each.planned_steps),
     ("ipu_run_samples_per_second", "recent throughput of the whole job", lambda each: each.samples_per_s),
+    ("ipu_run_loss", "loss of the last training record", lambda each: each.loss),
+    ("ipu_run_remaining_seconds", "expected training left, without validations", lambda each: each.eta_s),
+    ("ipu_run_done_ratio", "share of the planned weight updates that are made", lambda each: _ratio(each.done_pct)),
+    ("ipu_process_cpu_ratio", "cores of the host in use since the last sample", lambda each: _ratio(each.cpu_pct)),
+    (
+        "ipu_process_resident_memory_bytes",
+        "memory of the host in use",
+        lambda each: None if each.memory_gib is None else each.memory_gib * 2**30,
+    ),
     ("ipu_process_silent_seconds", "time since the last heartbeat of the process", lambda each: each.silent_s),
     ("ipu_process_up", "1 while the process has heartbeats", lambda each: float(each.state == RUNNING)),
 )
@@ -127,6 +138,7 @@ class Collector:
                 if getattr(each, field) is not None:
                     family.add_metric([*values, _label(getattr(each, field))], 1.0)
             yield family
+        yield from _make_verdicts(snapshot)
 
 
 def serve(collector: Collector, host: str, port: int) -> int:
@@ -153,6 +165,28 @@ def _make_gauges(
         yield family
 
 
+def _make_verdicts(snapshot: Snapshot) -> Iterator[Any]:
+    """Returns the bottleneck of each run: its kind and the flag to change, and its share of training."""
+    kinds = GaugeMetricFamily(
+        "ipu_run_bottleneck",
+        "1 for the bottleneck of the run, and the flag to change",
+        labels=[*_RUN_LABELS, "kind", "flag"],
+    )
+    shares = GaugeMetricFamily(
+        "ipu_run_bottleneck_ratio",
+        "share of training that the bottleneck takes; for none: busy",
+        labels=[*_RUN_LABELS, "kind"],
+    )
+    for run in snapshot.runs:
+        if run.verdict is not None:
+            labels = [_label(run.run), _label(run.run_dir), _label(run.verdict.kind)]
+            kinds.add_metric([*labels, _label(run.verdict.flag)], 1.0)
+            if run.verdict.share_pct is not None:
+                shares.add_metric(labels, run.verdict.share_pct / 100)
+    yield kinds
+    yield shares
+
+
 def _ipu_labels(ipu: Ipu, runs: Mapping[int, Optional[str]]) -> List[str]:
     run = None if ipu.id is None else runs.get(ipu.id)
     return [str(ipu.id), _label(ipu.board_serial), str(ipu.pid or ""), _label(run)]
@@ -164,7 +198,8 @@ def _first(values: Iterable[Optional[float]]) -> Optional[float]:
 
 
 def _process_labels(process: Process) -> List[str]:
-    return [str(process.pid), _label(process.run), "" if process.instance is None else str(process.instance)]
+    instance = "" if process.instance is None else str(process.instance)
+    return [_label(process.host), str(process.pid), _label(process.run), instance]
 
 
 def _label(text: Optional[str]) -> str:

@@ -62,16 +62,20 @@ def make_figure(panels: Sequence[Panel], *, one_file: bool) -> Tuple[Any, Titles
     return figure, titles
 
 
-def legend_below(plot: Any, columns: int) -> None:
-    """Puts the legend below the label of the horizontal axis, whatever the height of the plot."""
+def legend_below(plot: Any, columns: int, handles: Optional[Sequence[Any]] = None) -> None:
+    """Puts the legend below the label of the horizontal axis, whatever the height of the plot.
+
+    `handles` are its entries where they are not those of the plot.
+    """
     from matplotlib.transforms import ScaledTranslation
 
-    if plot.get_legend_handles_labels()[0]:
+    entries = plot.get_legend_handles_labels()[0] if handles is None else handles
+    if entries:
         down: Any = ScaledTranslation(0, -_LEGEND_OFFSET, plot.figure.dpi_scale_trans)  # type: ignore[no-untyped-call, unused-ignore]
         below = plot.transAxes + down
         plot.legend(
-            loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, fontsize=8, frameon=False,
-            ncols=columns, borderaxespad=0.0, columnspacing=1.2, handlelength=2.4,
+            handles=entries, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, fontsize=8,
+            frameon=False, ncols=columns, borderaxespad=0.0, columnspacing=1.2, handlelength=2.4,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What Linux reports about a process: whether it is alive, when it started, and its command line."""
+"""What Linux reports about a process: whether it is alive, when it started, its command line, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import List, NamedTuple, Optional
 
 # Tolerance for start times, because clocks and file times are coarse.
 START_TOLERANCE_S = 5.0
 _MAX_COMMAND_BYTES = 4096
+
+
+class HostUse(NamedTuple):
+    """What a process has used of its host until now."""
+
+    cpu_s: float  # by all of its threads, in user and kernel mode
+    memory_gib: float  # resident
 
 
 def is_alive(pid: int) -> bool:
@@ -50,6 +57,18 @@ def read_command(pid: int, attached: Optional[float]) -> Optional[str]:
     except (OSError, ValueError, IndexError):
         return None
     return b" ".join(words).decode("utf-8", "backslashreplace") or None
+
+
+def read_host_use(pid: int, attached: Optional[float]) -> Optional[HostUse]:
+    """Returns a process's CPU time and memory; None if it is not visible here or started after `attached`."""
+    try:
+        if attached is not None and not started_before(pid, attached):
+            return None
+        stat = _read_stat(pid)
+        ticks, pages = int(stat[11]) + int(stat[12]), int(stat[21])
+    except (OSError, ValueError, IndexError):
+        return None
+    return HostUse(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 2**30)
 
 
 def _read_age_s(pid: int) -> float:

@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple
 
 from tf_ipu_dp import cli, sdk
+from tf_ipu_dp.monitoring import devices
 from tf_ipu_dp.monitoring.snapshots import SCHEMA, Snapshot, utc
 from tf_ipu_dp.runs import json_files
+from tf_ipu_dp.runs.records import Verdict
 
 _KIND = "tf_ipu_dp recording"
-_CONSTANT = ("id", "board_type", "board_serial", "board_ipu_index", "architecture", "partition", "host")
 _CHANGING = (
     "id", "utilisation_pct", "session_utilisation_pct", "input_wait_pct", "power_w", "board_power_w", "die_temp_c",
     "board_temp_c", "error_state", "host_link_errors", "link_errors", "pid", "problem",
 )  # fmt: skip
+
+
+ProcessKey = Tuple[Optional[str], int]  # host, which older recordings lack, and process id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +62,14 @@ class ProcessSample:
     instance: Optional[int]
     step: Optional[int]
     phase: Optional[str]
+    host: Optional[str] = None
+    samples_per_s: Optional[float] = None
+    loss: Optional[float] = None
+
+    @property
+    def key(self) -> ProcessKey:
+        """Returns what tells this process from all others."""
+        return (self.host, self.pid)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +79,11 @@ class PhaseChange:
     pid: int
     phase: str
     time: float
+    host: Optional[str] = None
+
+    @property
+    def key(self) -> ProcessKey:
+        return (self.host, self.pid)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +92,19 @@ class CheckpointSave:
 
     pid: int
     time: float
+    host: Optional[str] = None
+
+    @property
+    def key(self) -> ProcessKey:
+        return (self.host, self.pid)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunVerdict:
+    """The bottleneck of a run at one moment."""
+
+    run_dir: str
+    sentence: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +116,7 @@ class Sample:
     processes: Tuple[ProcessSample, ...]
     saves: Tuple[CheckpointSave, ...]
     changes: Tuple[PhaseChange, ...]
+    verdicts: Tuple[RunVerdict, ...] = ()  # those that have changed since the last sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +140,8 @@ class Recorder:
     def __init__(self, path: Path, period_s: float) -> None:
         self.path, self.samples, self._period_s = path, 0, period_s
         self._last_save: Dict[str, float] = {}
-        self._known_changes: Dict[int, Tuple[Tuple[str, float], ...]] = {}
+        self._known_changes: Dict[ProcessKey, Tuple[Tuple[str, float], ...]] = {}
+        self._known_verdicts: Dict[str, Verdict] = {}
         try:
             self._file: TextIO = path.open("x", encoding="utf-8")
         except FileExistsError:
@@ -123,7 +155,7 @@ class Recorder:
     def write(self, snapshot: Snapshot) -> None:
         """Appends a snapshot."""
         if not self.samples:
-            ipus = [{name: getattr(ipu, name) for name in _CONSTANT} for ipu in snapshot.ipus]
+            ipus = [{name: getattr(ipu, name) for name in devices.CONSTANT} for ipu in snapshot.ipus]
             self._append(
                 {"schema": SCHEMA, "kind": _KIND, "sdk": snapshot.sdk, "period_s": self._period_s, "ipus": ipus}
             )
@@ -138,6 +170,7 @@ class Recorder:
                 ],
                 "saved": self._find_new_saves(snapshot),
                 "changes": self._find_new_changes(snapshot),
+                "verdicts": self._find_new_verdicts(snapshot),
             }
         )
         self.samples += 1
@@ -159,7 +192,7 @@ class Recorder:
                     with contextlib.suppress(OSError):
                         saved = path.stat().st_mtime
                         if saved > since:
-                            saves.append({"pid": process.pid, "time": utc(saved)})
+                            saves.append({"pid": process.pid, "host": process.host, "time": utc(saved)})
                             self._last_save[process.run_dir] = max(saved, self._last_save[process.run_dir])
         return saves
 
@@ -167,14 +200,20 @@ class Recorder:
         """Returns the phases that began since the last sample: one may begin and end between two samples."""
         changes = []
         for process in snapshot.processes:
-            known = self._known_changes.get(process.pid, ())
+            known = self._known_changes.get(process.key, ())
             changes += [
-                {"pid": process.pid, "phase": phase, "time": utc(began)}
+                {"pid": process.pid, "host": process.host, "phase": phase, "time": utc(began)}
                 for phase, began in process.changes
                 if (phase, began) not in known
             ]
-            self._known_changes[process.pid] = process.changes or known
+            self._known_changes[process.key] = process.changes or known
         return changes
+
+    def _find_new_verdicts(self, snapshot: Snapshot) -> List[Dict[str, Any]]:
+        """Returns the verdicts that are not those of the last sample."""
+        found = {run: each for run, each in snapshot.verdicts.items() if self._known_verdicts.get(run) != each}
+        self._known_verdicts.update(found)
+        return [{"run_dir": run, "kind": each.kind, "sentence": each.sentence} for run, each in found.items()]
 
     def _append(self, value: Mapping[str, Any]) -> None:
         try:
@@ -192,16 +231,26 @@ def read(path: Path) -> Recording:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise cli.UsageError(f"--record={path} cannot be read ({error.strerror}).") from error
+        raise cli.UsageError(
+            f"--record={path} cannot be read ({error.strerror}). Give a file that --record=FILE has made."
+        ) from error
     values = [value for value in map(json_files.parse_object, lines) if value is not None]
     head = values[0] if values else {}
     if head.get("kind") != _KIND or not isinstance(head.get("ipus"), list):
-        raise cli.UsageError(f"--record={path} is not a recording of this monitor. Make one with --record alone.")
+        raise cli.UsageError(
+            f"--record={path} is not a recording of this monitor. Make one with --record=OTHER.jsonl alone."
+        )
     if head.get("schema") != SCHEMA:
-        raise cli.UsageError(f"--record={path} has schema {head.get('schema')}; this version reads schema {SCHEMA}.")
+        raise cli.UsageError(
+            f"--record={path} has schema {head.get('schema')}; this version reads schema {SCHEMA}. "
+            "Draw it with the version that recorded it, or record again with --record=OTHER.jsonl."
+        )
     samples = [sample for sample in map(_parse_sample, values[1:]) if sample is not None]
     if len(samples) < 2:
-        raise cli.UsageError(f"--record={path} has {cli.count(len(samples), 'sample')}; a report needs two or more.")
+        raise cli.UsageError(
+            f"--record={path} has {cli.count(len(samples), 'sample')}; a report needs two or more. "
+            "Record for longer, with --record=OTHER.jsonl."
+        )
     ipus = [RecordedIpu(_whole(ipu.get("id")), _text(ipu.get("board_serial"))) for ipu in _objects(head["ipus"])]
     return Recording(path, str(head.get("sdk")), tuple(ipus), tuple(samples), _number(head.get("period_s")) or 1.0)
 
@@ -214,11 +263,11 @@ def _parse_sample(value: Mapping[str, Any]) -> Optional[Sample]:
     for each in _objects(value.get("saved")):
         pid, moment = _whole(each.get("pid")), _parse_time(each.get("time"))
         if pid is not None and moment is not None:
-            saves.append(CheckpointSave(pid, moment))
+            saves.append(CheckpointSave(pid, moment, _text(each.get("host"))))
     for each in _objects(value.get("changes")):
         pid, moment = _whole(each.get("pid")), _parse_time(each.get("time"))
         if pid is not None and moment is not None:
-            changes.append(PhaseChange(pid, str(each.get("phase")), moment))
+            changes.append(PhaseChange(pid, str(each.get("phase")), moment, _text(each.get("host"))))
     processes = [_parse_process(each) for each in _objects(value.get("processes"))]
     return Sample(
         time,
@@ -226,6 +275,11 @@ def _parse_sample(value: Mapping[str, Any]) -> Optional[Sample]:
         tuple(process for process in processes if process is not None),
         tuple(saves),
         tuple(changes),
+        tuple(
+            RunVerdict(each["run_dir"], each["sentence"])
+            for each in _objects(value.get("verdicts"))
+            if isinstance(each.get("run_dir"), str) and isinstance(each.get("sentence"), str)
+        ),
     )
 
 
@@ -254,6 +308,9 @@ def _parse_process(value: Mapping[str, Any]) -> Optional[ProcessSample]:
         instance=_whole(value.get("instance")),
         step=_whole(value.get("step")),
         phase=_text(value.get("phase")),
+        host=_text(value.get("host")),
+        samples_per_s=_number(value.get("samples_per_s")),
+        loss=_number(value.get("loss")),
     )
 
 

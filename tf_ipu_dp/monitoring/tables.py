@@ -6,11 +6,14 @@ A dash means that a value is not known; the reason is in its row or in the notes
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
+from tf_ipu_dp.monitoring import ipu_table, notes, process_table
 from tf_ipu_dp.monitoring.devices import Ipu
-from tf_ipu_dp.monitoring.snapshots import GONE, RUNNING, STALE, Process, Snapshot
+from tf_ipu_dp.monitoring.ipu_table import History, IpuRow
+from tf_ipu_dp.monitoring.selection import View
+from tf_ipu_dp.monitoring.snapshots import Snapshot
 from tf_ipu_dp.monitoring.text_layout import (
     BAD,
     BOLD,
@@ -23,10 +26,7 @@ from tf_ipu_dp.monitoring.text_layout import (
     Column,
     DisplayOptions,
     Line,
-    Span,
-    bar,
     cell_width,
-    duration,
     id_ranges,
     line_width,
     make_table,
@@ -36,23 +36,51 @@ from tf_ipu_dp.monitoring.text_layout import (
     wrap,
 )
 
-History = Mapping[int, Sequence[Optional[float]]]  # the last utilisations of each IPU
-
-_MAX_REASONS = 3
 _MIN_WIDTH, _MIN_HEIGHT = 20, 4
 _TOO_SMALL = ("The terminal is too small for all IPUs; --json lists them.", "Too small; --json.")
-_BOARD_FIELDS = ("board_type", "board_temp_c", "board_power_w")
+# Shown even without a value: what a row is about.
+_KEY_COLUMNS = ("IPU", "Owner", "PID", "State", "")
+_HELP = (
+    ("q", "quit"),
+    ("p", "pause, and go on"),
+    ("s", "sort by the next column"),
+    ("h or ?", "show this, and go back"),
+    ("Ctrl-Z", "suspend; fg returns"),
+    ("", ""),
+    ("Util %", "busy since the last sample"),
+    ("Session %", "the same since attaching"),
+    ("Input %", "waiting for input"),
+    ("ETA", "without validations"),
+    ("Loss", "of the last log line"),
+    ("CPU %", "of one core of this host"),
+    ("Mem GiB", "resident on this host"),
+)
 
 
-def render(snapshot: Snapshot, options: DisplayOptions, verdicts: Optional[Mapping[str, str]] = None) -> str:
-    """Returns all tables and notes; `verdicts` are sentences about the bottlenecks of runs, by their names."""
-    snapshot = _share_board_values(snapshot)
-    notes = [*_verdict_lines(verdicts or {}), *_note_lines(snapshot)]
+def render(snapshot: Snapshot, options: DisplayOptions, view: Optional[View] = None) -> str:
+    """Returns all tables and notes."""
+    view = view or View()
+    whole = ipu_table.share_board_values(snapshot)
+    shown = view.apply(whole)
+    rows = ipu_table.rows_of_ipus(shown.ipus) if view.each_ipu else ipu_table.rows_of_processes(shown)
+    ipus, no_ipu_values = _drop_empty(ipu_table.make_columns(rows, options, {}) if rows else [])
+    processes, no_process_values = _drop_empty(_process_columns(shown, options))
+    free = [] if view.each_ipu or view.filtered else _free_line(shown.ipus)
+    said = view.describe(whole)
+    lines: List[Line] = [
+        *([[(printable(said), BOLD)]] if said else []),
+        *notes.verdict_lines(shown),
+        *notes.note_lines(shown, [*no_ipu_values, *no_process_values]),
+        *notes.too_narrow(
+            [title for columns in (ipus, processes) for title in notes.hidden_titles(columns, options.width)],
+            options.width,
+        ),
+    ]
     blocks = [
-        [[(_headline(snapshot), BOLD)]],
-        _ipu_table(snapshot.ipus, options, {}),
-        _process_table(snapshot.processes, options),
-        [line for each in notes for line in wrap(each, options.width)],
+        wrap([(_headline(whole), BOLD)], options.width),
+        [*(make_table(ipus, options) if ipus else []), *free],
+        make_table(processes, options) if processes else [],
+        [line for each in lines for line in wrap(each, options.width)],
     ]
     return "\n".join(render_lines(block, options) for block in blocks if block)
 
@@ -63,25 +91,46 @@ def render_screen(
     height: int,
     history: History,
     footer: str,
-    verdicts: Mapping[str, str],
+    view: Optional[View] = None,
 ) -> List[str]:
     """Returns exactly `height` lines of at most the given width, with as much detail as fits."""
-    snapshot = _share_board_values(snapshot)
+    view = view or View()
+    whole = ipu_table.share_board_values(snapshot)
+    shown = view.apply(whole)
     width = max(options.width or 80, _MIN_WIDTH)
     options = dataclasses.replace(options, width=width)
     height = max(height, _MIN_HEIGHT)
-    verdict_lines = [line for each in _verdict_lines(verdicts) for line in wrap(each, width)]
-    notes = [line for each in _note_lines(snapshot) for line in wrap(each, width)]
-    processes = _process_table(snapshot.processes, options)
-    below: List[List[Line]] = [[[], *processes, [], *verdict_lines, *notes], [[], *processes, [], *verdict_lines]]
-    head: List[Line] = [[(_headline(snapshot), BOLD)], []]
+    said = view.describe(whole)
+    verdicts: List[Line] = [*([[(printable(said), BOLD)]] if said else []), *notes.verdict_lines(shown)]
+    verdict_lines = [line for each in verdicts for line in wrap(each, width)]
+    columns, left_out = _drop_empty(_process_columns(shown, options))
+    processes = make_table(columns, options) if columns else []
+    ipu_columns = ipu_table.make_columns(ipu_table.rows_of_ipus(shown.ipus), options, history) if shown.ipus else []
+    ipu_columns, no_ipu_values = _drop_empty(ipu_columns)
+    every_ipu = make_table(ipu_columns, options) if ipu_columns else []
+    left_out = [*no_ipu_values, *left_out]
+    note_lines = [line for each in notes.note_lines(shown, left_out) for line in wrap(each, width)]
+    below: List[List[Line]] = [[[], *processes, [], *verdict_lines, *note_lines], [[], *processes, [], *verdict_lines]]
+    head: List[Line] = [[(_headline(whole), BOLD)], []]
     room = height - len(head) - 1
-    layouts = _layouts(snapshot.ipus, options, history, below)
+    layouts = _layouts(shown.ipus, every_ipu, options, history, below)
     fitting = ([*ipus, *rest] for ipus, rest in layouts if len(ipus) + len(rest) <= room)
-    shown = next(fitting, None) or _small_layout(snapshot.ipus, processes, options, history, room)
-    lines = [*head[: height - 1 - len(shown)], *shown]
+    chosen = next(fitting, None) or _small_layout(shown.ipus, processes, options, history, room)
+    lines = [*head[: height - 1 - len(chosen)], *chosen]
     lines += [[] for _ in range(height - 1 - len(lines))]
     return render_lines([*lines, [(footer, DIM)]], options).split("\n")[:-1]
+
+
+def render_help_screen(options: DisplayOptions, height: int) -> List[str]:
+    """Returns exactly `height` lines with the keys of the live view, and what some columns mean."""
+    width = max(options.width or 80, _MIN_WIDTH)
+    height = max(height, _MIN_HEIGHT)
+    room = max(len(key) for key, _ in _HELP) + GAP
+    lines: List[Line] = [[("Keys and columns", BOLD)], []]
+    lines += [[(f"{key:<{room}}", BOLD), (meaning, PLAIN)] for key, meaning in _HELP]
+    lines = [*lines[: height - 1], *([[]] * (height - 1 - len(lines)))]
+    footer: Line = [("h back  q quit", DIM)]
+    return render_lines([*lines, footer], dataclasses.replace(options, width=width)).split("\n")[:-1]
 
 
 def render_health(
@@ -116,66 +165,34 @@ def _headline(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _ipu_table(ipus: Sequence[Ipu], options: DisplayOptions, history: History) -> List[Line]:
-    if not ipus:
-        return []
-    first = _first_of_boards(ipus)
-
-    def once_per_board(cells: Sequence[Line]) -> List[Line]:
-        return [cell if is_first else [("", PLAIN)] for cell, is_first in zip(cells, first)]
-
-    columns = [
-        Column("IPU", [[_text(ipu.id)] for ipu in ipus]),
-        Column("Board", once_per_board([[_text(ipu.board_serial)] for ipu in ipus]), right=False, rank=3),
-        Column("Type", once_per_board([[_text(ipu.board_type)] for ipu in ipus]), right=False, rank=7),
-        Column("Clock MHz", [[_number(ipu.clock_mhz, 0)] for ipu in ipus], rank=6),
-        Column("Util %", [[_utilisation(ipu.utilisation_pct)] for ipu in ipus]),
-    ]
-    if options.bars:
-        columns.append(Column("", [[bar(ipu.utilisation_pct, options.unicode)] for ipu in ipus], right=False, rank=5))
-    if history:
-        sparklines = [[(sparkline(_history_of(ipu, history), options.unicode), GOOD)] for ipu in ipus]
-        columns.append(Column("Util history", sparklines, right=False, rank=1))
-    columns.append(Column("Session %", [[_number(ipu.session_utilisation_pct, 1)] for ipu in ipus], rank=2))
-    if any(ipu.input_wait_pct is not None for ipu in ipus):
-        waits = [[_number(ipu.input_wait_pct, 1) if ipu.pid else ("", PLAIN)] for ipu in ipus]
-        columns.append(Column("Input %", waits, rank=2))
-    columns += [
-        Column("Die C", [[_number(ipu.die_temp_c, 1)] for ipu in ipus], rank=4),
-        Column("Power W", [[_number(ipu.power_w, 1)] for ipu in ipus], rank=4),
-        Column("Board C", once_per_board([[_number(ipu.board_temp_c, 1)] for ipu in ipus]), rank=4),
-        Column("Board W", once_per_board([[_number(ipu.board_power_w, 1)] for ipu in ipus]), rank=4),
-        Column("Errors", [[_errors(ipu)] for ipu in ipus], right=False, rank=1),
-        Column("Owner", [[_owner(ipu)] for ipu in ipus], right=False),
-    ]
-    return make_table(columns, options)
+def _process_columns(snapshot: Snapshot, options: DisplayOptions) -> List[Column]:
+    return process_table.make_columns(snapshot.processes, options) if snapshot.processes else []
 
 
-def _process_table(processes: Sequence[Process], options: DisplayOptions) -> List[Line]:
-    if not processes:
-        return []
-    columns = [
-        Column("PID", [[_text(each.pid)] for each in processes]),
-        Column("User", [[_text(each.user)] for each in processes], right=False, rank=3),
-        Column("Time", [[_text(each.elapsed_s, duration)] for each in processes], rank=2),
-        Column("IPUs", [[_text(id_ranges(each.ipus) or None)] for each in processes], right=False),
-        Column("State", [[_state(each)] for each in processes], right=False),
-        Column("Run", [[_text(each.run)] for each in processes], right=False, rank=1),
-        Column("Instance", [[_fraction(each.instance, each.instances, " of ")] for each in processes], rank=4),
-        Column("Step", [[_fraction(each.step, each.planned_steps, "/")] for each in processes]),
-        Column("Samples/s", [[_number(each.samples_per_s, 0)] for each in processes]),
-        Column("Waiting for", [[_waiting_for(each)] for each in processes], right=False),
-        Column("Command", [[_text(each.command)] for each in processes], right=False),
-    ]
-    return make_table(columns, options)
+def _drop_empty(columns: Sequence[Column]) -> Tuple[List[Column], List[str]]:
+    """Returns the columns with a value in some row, and the titles of the others."""
+    kept = [column for column in columns if column.title in _KEY_COLUMNS or not column.unknown]
+    if all(column.title != "Util %" for column in kept):
+        kept = [column for column in kept if column.title]  # the bar has no title, and shows the same
+    return kept, [column.title for column in columns if column.title and column not in kept]
+
+
+def _ipu_rows(rows: Sequence[IpuRow], options: DisplayOptions, history: History) -> List[Line]:
+    columns, _ = _drop_empty(ipu_table.make_columns(rows, options, history) if rows else [])
+    return make_table(columns, options) if columns else []
 
 
 def _layouts(
-    ipus: Sequence[Ipu], options: DisplayOptions, history: History, below: Sequence[List[Line]]
+    ipus: Sequence[Ipu],
+    every_ipu: List[Line],
+    options: DisplayOptions,
+    history: History,
+    below: Sequence[List[Line]],
 ) -> Iterator[Tuple[List[Line], List[Line]]]:
     """Yields layouts of the IPUs and the lines below them, the best first: rows of IPUs matter more than notes."""
-    yield _ipu_table(ipus, options, history), below[0]
-    in_use = [*_ipu_table([ipu for ipu in ipus if not ipu.free], options, history), *_free_line(ipus)]
+    yield every_ipu, below[0]
+    used = ipu_table.rows_of_ipus([ipu for ipu in ipus if not ipu.free])
+    in_use = [*_ipu_rows(used, options, history), *_free_line(ipus)]
     yield from ((in_use, rest) for rest in below)
     yield from ((grid, rest) for rest in below for grid in _grids(ipus, options, history))
 
@@ -219,10 +236,10 @@ def _grid(ipus: Sequence[Ipu], options: DisplayOptions, history: History, sparkl
     cells: List[Line] = []
     digits = max((len(str(ipu.id)) for ipu in ipus), default=1)
     for ipu in ipus:
-        percent, style = ("fails", BAD) if ipu.problem else _utilisation(ipu.utilisation_pct)
+        percent, style = ("fails", BAD) if ipu.problem else ipu_table.utilisation(ipu.utilisation_pct)
         cell = [(f"{'-' if ipu.id is None else ipu.id:>{digits}}", PLAIN), (f" {percent:>5}", style)]
         if sparkline_width:
-            line = sparkline(_history_of(ipu, history), options.unicode)
+            line = sparkline(ipu_table.history_of(ipu, history), options.unicode)
             cell.append((" " + line[-sparkline_width:], GOOD))
         cells.append(cell)
     size = max(map(line_width, cells), default=1) + GAP
@@ -240,163 +257,3 @@ def _grid(ipus: Sequence[Ipu], options: DisplayOptions, history: History, sparkl
 def _free_line(ipus: Sequence[Ipu]) -> List[Line]:
     free = [ipu.id for ipu in ipus if ipu.free and ipu.id is not None]
     return [[(f"free: IPU {id_ranges(free)}", DIM)]] if free else []
-
-
-def _history_of(ipu: Ipu, history: History) -> Sequence[Optional[float]]:
-    return () if ipu.id is None else history.get(ipu.id, ())
-
-
-def _verdict_lines(verdicts: Mapping[str, str]) -> List[Line]:
-    return [[(f"{printable(name)}: {printable(sentence)}", BOLD)] for name, sentence in verdicts.items()]
-
-
-def _note_lines(snapshot: Snapshot) -> List[Line]:
-    """Returns why some values are not known: every dash has its reason here or in its row."""
-    return [[note] for note in [*_ipu_notes(snapshot), *_process_notes(snapshot.processes)]]
-
-
-def _ipu_notes(snapshot: Snapshot) -> List[Span]:
-    ipus = snapshot.ipus
-    answering = [ipu for ipu in ipus if ipu.problem is None]
-    real = [ipu for ipu in answering if not ipu.emulated]
-    unmeasured = [ipu for ipu in real if None in (ipu.power_w, ipu.board_power_w, ipu.board_temp_c, ipu.die_temp_c)]
-    stale = {ipu for each in snapshot.processes if each.state == STALE for ipu in each.ipus}
-    notes = []
-    if snapshot.problem:
-        notes.append((f"No device answers: {printable(snapshot.problem)}.", BAD))
-    else:
-        failed = [ipu for ipu in ipus if ipu.problem is not None]
-        notes += [
-            (f"IPU {'-' if ipu.id is None else ipu.id} does not answer: {printable(ipu.problem or '')}.", BAD)
-            for ipu in failed[:_MAX_REASONS]
-        ]
-    if snapshot.emulated:
-        why = f"; {printable(snapshot.note)}" if snapshot.note else ""
-        notes.append((f"Emulated: these IPUs are this host's CPU{why}.", PLAIN))
-    if any(ipu.emulated for ipu in ipus):
-        notes.append(("Clock is nominal; emulated IPUs have no temperature and no power.", PLAIN))
-    if any(ipu.pid for ipu in unmeasured):
-        notes.append(("Power and temperature need GCDA_MONITOR=1 in the environment of the application.", PLAIN))
-    if any(not ipu.pid for ipu in unmeasured):
-        notes.append(("Power and temperature are reported only while an application runs.", PLAIN))
-    current = [ipu for ipu in answering if ipu.id not in stale]
-    new = {ipu.id for ipu in current if ipu.emulated and ipu.pid and ipu.input_wait_pct is None}
-    unreported = _unreported_columns([ipu for ipu in current if ipu.id not in new])
-    if unreported:
-        notes.append((f"A dash means that the driver does not report the value: {', '.join(unreported)}.", PLAIN))
-    if new:
-        notes.append(("Utilisation is known one second after a process attaches.", PLAIN))
-    return notes
-
-
-def _process_notes(processes: Sequence[Process]) -> List[Span]:
-    stale = [each for each in processes if each.state == STALE]
-    running = [each for each in processes if each.state == RUNNING and each.run is not None]
-    notes = [
-        (f"No heartbeat for {each.silent_s or 0:.0f} s: process {each.pid} or its host is stopped or stuck.", WARN)
-        for each in stale[:_MAX_REASONS]
-    ]
-    if any(each.state == GONE for each in processes):
-        notes.append(("Gone: the process has ended and released its IPUs.", WARN))
-    if any(each.run is None and each.state != GONE for each in processes):
-        notes.append(("Run, step and speed are known only for this user's tf_ipu_dp runs on this host.", PLAIN))
-    if any(each.samples_per_s is None for each in running):
-        notes.append(("Samples/s is known only during training, after the first step.", PLAIN))
-    if any(each.waits_for is None for each in running):
-        notes.append(("What a run is waiting for is reported by the emulator, but not by the Poplar SDK.", PLAIN))
-    if any(None in (each.user, each.command, each.elapsed_s) for each in processes):
-        notes.append(("Less is known about a process that holds no IPU or is not visible on this host.", PLAIN))
-    return notes
-
-
-def _unreported_columns(ipus: Sequence[Ipu]) -> List[str]:
-    """Returns the columns, other than power and temperature, that some IPU does not report."""
-    values: Mapping[str, Callable[[Ipu], Any]] = {
-        "IPU": lambda ipu: ipu.id,
-        "Board": lambda ipu: ipu.board_serial,
-        "Type": lambda ipu: ipu.board_type,
-        "Clock": lambda ipu: ipu.clock_mhz,
-        "Util": lambda ipu: ipu.utilisation_pct,
-        "Session": lambda ipu: ipu.session_utilisation_pct,
-        "Errors": lambda ipu: None if _errors(ipu)[0] == "-" else True,
-        "Owner": lambda ipu: ipu.free or ((ipu.user and ipu.pid) or None),
-    }
-    return [title for title, read in values.items() if any(read(ipu) is None for ipu in ipus)]
-
-
-def _share_board_values(snapshot: Snapshot) -> Snapshot:
-    """Returns the snapshot with the board's values on every IPU of a board, though only one may report them."""
-    known: Dict[str, Dict[str, Any]] = {}
-    for ipu in snapshot.ipus:
-        if ipu.board_serial is not None:
-            board = known.setdefault(ipu.board_serial, {})
-            for name in _BOARD_FIELDS:
-                if board.get(name) is None:
-                    board[name] = getattr(ipu, name)
-    ipus = []
-    for ipu in snapshot.ipus:
-        missing = {
-            name: value for name, value in known.get(ipu.board_serial or "", {}).items()
-            if value is not None and getattr(ipu, name) is None
-        }  # fmt: skip
-        ipus.append(dataclasses.replace(ipu, **missing) if missing else ipu)
-    return dataclasses.replace(snapshot, ipus=tuple(ipus))
-
-
-def _first_of_boards(ipus: Sequence[Ipu]) -> List[bool]:
-    """Returns which IPUs are the first of their board; an IPU without a known board counts as one."""
-    boards = [ipu.board_serial for ipu in ipus]
-    first = {board: row for row, board in reversed(list(enumerate(boards)))}
-    return [board is None or first[board] == row for row, board in enumerate(boards)]
-
-
-def _text(value: object, form: Callable[[Any], str] = str) -> Span:
-    return ("-", DIM) if value is None else (printable(form(value)), PLAIN)
-
-
-def _number(value: Optional[float], digits: int) -> Span:
-    return ("-", DIM) if value is None else (f"{value:,.{digits}f}", PLAIN)
-
-
-def _fraction(value: Optional[int], total: Optional[int], separator: str) -> Span:
-    if value is None:
-        return ("-", DIM)
-    return (str(value) if total is None else f"{value}{separator}{total}", PLAIN)
-
-
-def _utilisation(percent: Optional[float]) -> Span:
-    if percent is None:
-        return ("-", DIM)
-    return (f"{percent:.1f}", DIM if percent == 0 else GOOD if percent >= 80 else WARN)
-
-
-def _errors(ipu: Ipu) -> Span:
-    if ipu.error_state is not None and ipu.error_state != "no errors":
-        return (printable(ipu.error_state), BAD)
-    counts = [count for count in (ipu.host_link_errors, ipu.link_errors) if count is not None]
-    if any(counts):
-        return (f"{sum(counts)} corrected", WARN)
-    return ("none", DIM) if ipu.error_state is not None or counts else ("-", DIM)
-
-
-def _owner(ipu: Ipu) -> Span:
-    if ipu.problem is not None:
-        return (f"no answer: {printable(ipu.problem)}", BAD)
-    if ipu.free:
-        return ("free", DIM)
-    words = [printable(ipu.user) if ipu.user else "-", str(ipu.pid) if ipu.pid else "-"]
-    return (" ".join(words), PLAIN)
-
-
-def _state(process: Process) -> Span:
-    if process.state == GONE:
-        return ("gone", BAD)
-    if process.state == STALE:
-        return (f"stale {process.silent_s or 0:.0f} s", WARN)
-    return (printable(process.phase or "running"), PLAIN)
-
-
-def _waiting_for(process: Process) -> Span:
-    if process.waits_for is None:
-        return ("-", DIM)
-    return (process.waits_for, GOOD if process.waits_for == "nothing" else WARN)

@@ -11,10 +11,10 @@ import shutil
 import signal
 import sys
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, TextIO
+from typing import Any, Deque, Dict, List, Optional, TextIO
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.monitoring import tables
+from tf_ipu_dp.monitoring import selection, tables
 from tf_ipu_dp.monitoring.snapshots import Snapshot
 from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 
@@ -65,13 +65,12 @@ class Signals:
 class Screen:
     """Draws snapshots on the terminal's alternate screen, and restores the terminal on exit."""
 
-    def __init__(self, signals: Signals, read_verdicts: Callable[[Snapshot], Dict[str, str]]) -> None:
+    def __init__(self, signals: Signals, view: selection.View) -> None:
         self.keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-        self._signals, self._read_verdicts = signals, read_verdicts
-        self._paused = False
+        self._signals, self._view = signals, view
+        self._paused = self._shows_help = False
         self._drawn: List[str] = []
         self._snapshot: Optional[Snapshot] = None
-        self._verdicts: Dict[str, str] = {}
         self._history: Dict[int, Deque[Optional[float]]] = {}
         self._terminal_settings: Any = None
 
@@ -91,7 +90,7 @@ class Screen:
                 history = self._history.setdefault(ipu.id, collections.deque(maxlen=_HISTORY_LENGTH))
                 history.append(ipu.utilisation_pct)
         if not self._paused:
-            self._snapshot, self._verdicts = snapshot, self._read_verdicts(snapshot)
+            self._snapshot = snapshot
             self._draw()
 
     def handle_events(self) -> bool:
@@ -102,14 +101,23 @@ class Screen:
                 return True
             if b"q" in pressed or b"Q" in pressed or b"\x04" in pressed:
                 return True
-            if (pressed.count(b"p") + pressed.count(b"P")) % 2:
-                self._paused = not self._paused
-                self._draw()
+            self._react(pressed)
         if self._signals.resized:
             self._signals.resized = False
             self._drawn = []
             self._draw()
         return False
+
+    def _react(self, pressed: bytes) -> None:
+        """Pauses, sorts or helps, and redraws at once; other keys do nothing."""
+        keys = pressed.lower()
+        if keys.count(b"p") % 2:
+            self._paused = not self._paused
+        for _ in range(keys.count(b"s")):
+            self._view = dataclasses.replace(self._view, sort=selection.next_order(self._view.sort))
+        if (keys.count(b"h") + keys.count(b"?")) % 2:
+            self._shows_help = not self._shows_help
+        self._draw()
 
     def _draw(self) -> None:
         if self._snapshot is None:
@@ -121,9 +129,13 @@ class Screen:
             size = shutil.get_terminal_size()
         options = dataclasses.replace(detect_options(sys.stdout), width=size.columns)
         moment = time.strftime("%H:%M:%S", time.localtime(self._snapshot.time))
-        footer = f"{moment}  q quit  p {'resume (paused)' if self._paused else 'pause'}"
-        history = {number: list(values) for number, values in self._history.items()}
-        lines = tables.render_screen(self._snapshot, options, size.lines, history, footer, self._verdicts)
+        pause = "resume (paused)" if self._paused else "pause"
+        footer = f"{moment}  q quit  p {pause}  h help  s sort: {self._view.sort}"
+        if self._shows_help:
+            lines = tables.render_help_screen(options, size.lines)
+        else:
+            history = {number: list(values) for number, values in self._history.items()}
+            lines = tables.render_screen(self._snapshot, options, size.lines, history, footer, self._view)
         text = "" if self._drawn else "\x1b[2J"
         for number, line in enumerate(lines):
             if number >= len(self._drawn) or self._drawn[number] != line:

@@ -52,19 +52,24 @@ class Column:
 
 def make_table(columns: Sequence[Column], options: DisplayOptions) -> List[Line]:
     """Returns the header and the rows. If too wide, columns are dropped, then the last one is truncated."""
-    shown = list(columns)
-    if options.width is not None:
-        while len(shown) > 1 and _min_width(shown) > options.width:
-            dropped = max(shown, key=lambda column: (column.rank > 0 and column.unknown, column.rank))
-            if not dropped.rank:
-                break
-            shown.remove(dropped)
+    shown = fit_columns(columns, options.width)
     widths = [column.width for column in shown]
     lines: List[Line] = [_join_cells([[(column.title, BOLD)] for column in shown], shown, widths)]
     lines += [
         _join_cells([column.cells[row] for column in shown], shown, widths) for row in range(len(columns[0].cells))
     ]
     return lines
+
+
+def fit_columns(columns: Sequence[Column], width: Optional[int]) -> List[Column]:
+    """Returns the columns that fit a width: those without values are dropped first, then those of the highest rank."""
+    shown = list(columns)
+    while width is not None and len(shown) > 1 and _min_width(shown) > width:
+        dropped = max(shown, key=lambda column: (column.rank > 0 and column.unknown, column.rank))
+        if not dropped.rank:
+            break
+        shown.remove(dropped)
+    return shown
 
 
 def render_lines(lines: Sequence[Line], options: DisplayOptions) -> str:
@@ -74,7 +79,7 @@ def render_lines(lines: Sequence[Line], options: DisplayOptions) -> str:
         spans = line
         while spans and not spans[-1][0].strip():
             spans = spans[:-1]
-        spans = spans if options.width is None else _truncate(spans, options.width)
+        spans = spans if options.width is None else truncate(spans, options.width)
         if options.colour:
             rendered.append("".join(f"\x1b[{style}m{part}\x1b[0m" if style and part else part for part, style in spans))
         else:
@@ -165,21 +170,8 @@ def line_width(line: Line) -> int:
     return sum(cell_width(text) for text, _ in line)
 
 
-def _min_width(columns: Sequence[Column]) -> int:
-    """Returns the smallest width of a table: its last column may be truncated, but not below its title."""
-    return sum(column.width + GAP for column in columns[:-1]) + min(columns[-1].width, _MIN_LAST_COLUMN)
-
-
-def _join_cells(cells: Sequence[Line], columns: Sequence[Column], widths: Sequence[int]) -> Line:
-    line: Line = []
-    for cell, column, width in zip(cells, columns, widths):
-        blank = (" " * (width - line_width(cell)), PLAIN)
-        line += [blank, *cell] if column.right else [*cell, blank]
-        line.append((" " * GAP, PLAIN))
-    return line
-
-
-def _truncate(line: Line, width: int) -> Line:
+def truncate(line: Line, width: int) -> Line:
+    """Returns a line of at most a width; a tilde marks where it was cut."""
     if line_width(line) <= width:
         return line
     kept: Line = []
@@ -193,3 +185,17 @@ def _truncate(line: Line, width: int) -> Line:
             part += each
         kept.append((part, style))
     return kept
+
+
+def _min_width(columns: Sequence[Column]) -> int:
+    """Returns the smallest width of a table: its last column may be truncated, but not below its title."""
+    return sum(column.width + GAP for column in columns[:-1]) + min(columns[-1].width, _MIN_LAST_COLUMN)
+
+
+def _join_cells(cells: Sequence[Line], columns: Sequence[Column], widths: Sequence[int]) -> Line:
+    line: Line = []
+    for cell, column, width in zip(cells, columns, widths):
+        blank = (" " * (width - line_width(cell)), PLAIN)
+        line += [blank, *cell] if column.right else [*cell, blank]
+        line.append((" " * GAP, PLAIN))
+    return line

@@ -47,6 +47,8 @@ class Status(Record):
     still_s: float = 0.0  # since the phase or the step last changed
     time: float = 0.0  # when this was written, in seconds since the epoch
     changes: Tuple[Tuple[str, float], ...] = ()  # the last phases and when each began, in seconds since the epoch
+    loss: Optional[float] = None  # of the last training record; None: not known, or not finite
+    eta_s: Optional[float] = None  # expected training left after the last step, validations not counted
 
     def name(self) -> str:
         """Returns `instance 1 on host b (pid 42)`."""
@@ -114,6 +116,11 @@ class StatusReporter:
             )
             self._progress_at = time.monotonic()
             self.watched = watched
+
+    def report_training(self, loss: Optional[float], eta_s: Optional[float]) -> None:
+        """Sets the loss of the last training record, and how long training is expected to go on."""
+        with self._guard:
+            self._status = dataclasses.replace(self._status, loss=loss, eta_s=eta_s)
 
     def discount_pause(self, seconds: float) -> None:
         """Excludes seconds in which this process was stopped from the time without progress."""

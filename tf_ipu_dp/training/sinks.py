@@ -58,15 +58,34 @@ class ConsoleSink:
 
 
 class HeartbeatSink:
-    """Adds step and throughput to this instance's heartbeat."""
+    """Adds step, throughput, loss and the time left to this instance's heartbeat."""
 
     def __init__(self, reporter: StatusReporter) -> None:
         self._reporter = reporter
+        self._speed = SmoothedRate()
+        self._last_step: Optional[int] = None
+        self._samples_per_step: Optional[float] = None
 
     def write(self, record: MetricsRecord) -> None:
         """Updates the heartbeat with a training record."""
         if isinstance(record, TrainingRecord):
             self._reporter.update("training", record.step, record.samples_per_s)
+            self._reporter.report_training(record.loss, self._expect_time_left(record))
+
+    def _expect_time_left(self, record: TrainingRecord) -> Optional[float]:
+        """Returns the seconds of training that are left; None before the second record.
+
+        The first record leaves out the execution that compiled, so that its samples do not match its steps.
+        """
+        self._speed.add(record)
+        if self._last_step is not None and record.step > self._last_step:
+            samples = (record.samples_per_s or 0.0) * max((each.seconds for each in record.instances), default=0.0)
+            self._samples_per_step = samples / (record.step - self._last_step) or self._samples_per_step
+        self._last_step = record.step
+        planned, rate = self._reporter.status().planned_steps, self._speed.samples_per_s
+        if not (planned and rate and self._samples_per_step):
+            return None
+        return max(planned - record.step, 0) * self._samples_per_step / rate
 
 
 class SmoothedRate:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import socket
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring import devices, exporter, snapshots
+from tf_ipu_dp.runs.records import Verdict
 
 DASHBOARD = Path(exporter.__file__).parents[2] / "docs" / "grafana-dashboard.json"
 BUSY = devices.Ipu(
@@ -19,9 +21,13 @@ BUSY = devices.Ipu(
     link_errors=2, pid=7,
 )  # fmt: skip
 PROCESS = snapshots.Process(
-    7, "ann", "x", 1.0, (3,), "running", 0.5, "/runs/a", "a", 1, 2, "training", 120, 640, 1842.0, "input"
-)
-SNAPSHOT = snapshots.Snapshot(0.0, "poplar", (BUSY, devices.Ipu(id=4, problem="link down")), (PROCESS,))
+    7, "ann", "x", 1.0, (3,), "running", 0.5, "/runs/a", "a", 1, 2, "training", 120, 640, 1842.0, "input",
+    host="h", loss=0.5, eta_s=95.0, cpu_pct=150.0, memory_gib=0.5,
+)  # fmt: skip
+SNAPSHOT = snapshots.Snapshot(
+    0.0, "poplar", (BUSY, devices.Ipu(id=4, problem="link down")), (PROCESS,),
+    verdicts={"/runs/a": Verdict("input", "The bottleneck is the input.", 30.0, flag="prefetch")},
+)  # fmt: skip
 
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy other tests have set
 
@@ -51,11 +57,30 @@ def test_metrics_carry_ipu_board_process_and_run_and_unknown_values_are_absent(s
     assert found[("ipu_clock_hertz", *place)] == 1.33e9 and found[("ipu_up", *place)] == 1.0
     assert found[("ipu_corrected_link_errors_total", *place, ("link", "ipu"))] == 2.0
     assert found[("ipu_board_power_watts", ("board", 'b"1\n'))] == 114.7
-    run = (("pid", "7"), ("run", "a"), ("run_instance", "1"))
+    run = (("host", "h"), ("pid", "7"), ("run", "a"), ("run_instance", "1"))
     assert found[("ipu_run_step", *run)] == 120 and found[("ipu_run_samples_per_second", *run)] == 1842.0
     assert found[("ipu_run_waits_for", *run, ("waits_for", "input"))] == 1.0
     assert found[("ipu_up", ("board", ""), ("ipu", "4"))] == 0.0
     assert not [key for key in found if ("ipu", "4") in key and key[0] == "ipu_utilisation_ratio"]
+
+
+def test_loss_progress_and_the_verdict_are_exported(scrape):
+    scrape.update(SNAPSHOT)
+    found = scrape()
+    run = (("host", "h"), ("pid", "7"), ("run", "a"), ("run_instance", "1"))
+    assert found[("ipu_run_loss", *run)] == 0.5 and found[("ipu_run_remaining_seconds", *run)] == 95.0
+    assert found[("ipu_run_done_ratio", *run)] == 120 / 640
+    assert found[("ipu_process_cpu_ratio", *run)] == 1.5
+    assert found[("ipu_process_resident_memory_bytes", *run)] == 2**29
+    place = (("kind", "input"), ("run", "a"), ("run_dir", "/runs/a"))
+    assert found[("ipu_run_bottleneck", ("flag", "prefetch"), *place)] == 1.0
+    assert found[("ipu_run_bottleneck_ratio", *place)] == 0.3
+
+
+def test_processes_of_two_hosts_with_the_same_number_are_two_series(scrape):
+    elsewhere = dataclasses.replace(PROCESS, host="there", ipus=(), loss=0.25)
+    scrape.update(dataclasses.replace(SNAPSHOT, processes=(PROCESS, elsewhere)))
+    assert sorted(value for key, value in scrape().items() if key[0] == "ipu_run_loss") == [0.25, 0.5]
 
 
 def test_an_unknown_owner_counts_as_attached_ipus_without_an_id_are_left_out_and_boards_have_their_known_values(scrape):

@@ -24,3 +24,14 @@ def test_the_command_of_a_younger_process_with_the_same_number_is_not_returned()
     assert process_info.read_command(os.getpid(), time.time()) is not None
     assert process_info.read_command(os.getpid(), time.time() - 10**6) is None
     assert process_info.read_command(2**22 + 1, None) is None
+
+
+def test_the_cpu_time_and_the_memory_of_a_process_grow_with_what_it_does():
+    before = process_info.read_host_use(os.getpid(), time.time())
+    kept = bytearray(b"x" * 2**26)
+    while process_info.read_host_use(os.getpid(), None).cpu_s < before.cpu_s + 0.05:
+        sum(range(10**5))
+    after = process_info.read_host_use(os.getpid(), None)
+    assert after.memory_gib > before.memory_gib + 0.05 and len(kept) == 2**26
+    assert process_info.read_host_use(os.getpid(), time.time() - 10**6) is None, "a younger process"
+    assert process_info.read_host_use(2**22 + 1, None) is None

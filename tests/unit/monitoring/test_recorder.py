@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -9,6 +10,7 @@ import pytest
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring import devices, recorder, snapshots
+from tf_ipu_dp.runs.records import Verdict
 
 
 def test_a_recording_is_json_lines_that_can_be_read_back(record, snapshot):
@@ -34,10 +36,16 @@ def test_a_line_that_was_cut_off_by_a_crash_is_skipped(record, snapshot):
 @pytest.mark.parametrize(
     ("text", "refusal"),
     [
-        ("", "is not a recording of this monitor"),
+        ("", "is not a recording of this monitor. Make one with --record=OTHER.jsonl alone"),
         ("[]\n5\n", "is not a recording of this monitor"),
-        ('{"kind": "tf_ipu_dp recording", "schema": 99, "ipus": []}', "has schema 99; this version reads schema 1"),
-        ('{"kind": "tf_ipu_dp recording", "schema": 1, "ipus": []}', "has 0 samples; a report needs two or more"),
+        (
+            '{"kind": "tf_ipu_dp recording", "schema": 99, "ipus": []}',
+            "has schema 99; this version reads schema 1. .* record again with --record=OTHER.jsonl",
+        ),
+        (
+            '{"kind": "tf_ipu_dp recording", "schema": 1, "ipus": []}',
+            "has 0 samples; a report needs two or more. Record for longer, with --record=OTHER.jsonl",
+        ),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path, text, refusal):
@@ -69,3 +77,23 @@ def test_a_saved_checkpoint_is_recorded_once(tmp_path):
         writer.write(snapshots.Snapshot(seconds, "poplar", (devices.Ipu(id=0, pid=7),), (process,)))
     writer.close()
     assert [len(each.saves) for each in recorder.read(writer.path).samples] == [0, 0, 1, 0]
+
+
+def test_throughput_loss_and_verdicts_are_read_back_and_a_verdict_is_written_once(record, snapshot, tmp_path):
+    def with_run(seconds, sentence):
+        found = snapshot(seconds)
+        run = dataclasses.replace(found.processes[0], run_dir="/runs/a", host="h", samples_per_s=9.0, loss=0.5)
+        return dataclasses.replace(found, processes=(run,), verdicts={"/runs/a": Verdict("input", sentence)})
+
+    path = record(with_run(0, "One."), with_run(1, "One."), with_run(2, "Two."))
+    found = recorder.read(path)
+    assert [[each.sentence for each in sample.verdicts] for sample in found.samples] == [["One."], [], ["Two."]]
+    process = found.samples[0].processes[0]
+    assert (process.host, process.samples_per_s, process.loss, process.key) == ("h", 9.0, 0.5, ("h", 7))
+
+
+def test_a_recording_that_cannot_be_read_is_refused_with_what_works(tmp_path):
+    with pytest.raises(
+        cli.UsageError, match=r"cannot be read \(Is a directory\). Give a file that --record=FILE has made"
+    ):
+        recorder.read(tmp_path)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp.monitoring import device_reader, snapshots
+from tf_ipu_dp.monitoring import device_reader, process_info, snapshots
 from tf_ipu_dp.runs import heartbeat
 
 HOLD = """
@@ -29,6 +30,7 @@ if sys.argv[1] != "-":
     )
     reporter.start()
     reporter.update(sys.argv[4], 120, 1842.0)
+    reporter.report_training(0.25, 95.0)
     reporter.write()
 print("ready", flush=True)
 if sys.stdin.readline():
@@ -92,6 +94,7 @@ def test_a_run_shows_its_progress_and_what_it_is_waiting_for(reader, hold, tmp_p
     (found,) = reader.read().processes
     assert (found.run, found.instance, found.instances, found.phase) == ("a", 0, 2, phase)
     assert (found.step, found.planned_steps, found.waits_for) == (120, 640, shown)
+    assert (found.loss, found.done_pct, found.host) == (0.25, 18.75, socket.gethostname()) and 80 < found.eta_s <= 95
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,75 @@ def test_the_value_for_programs_is_json_with_units_and_nulls(reader, hold, tmp_p
     assert ipu["power_w"] is None and type(ipu["clock_mhz"]) is float and ipu["other"]["target"] == "Fabric"
     assert value["ipus"][7]["utilisation_pct"] == 0.0
     assert process["ipus"] == [0, 1] and process["run_dir"] == str(Path(tmp_path / "a"))
+
+
+def write_status(run, instance, host, pid, **facts):
+    """Writes the heartbeat of an instance on another host."""
+    facts = {"time": time.time(), "step": 118, "planned_steps": 640, "phase": "training", **facts}
+    status = heartbeat.Status(str(run), instance, facts.pop("instances", 2), host, pid, **facts)
+    heartbeat.path_of(run, instance).parent.mkdir(parents=True, exist_ok=True)
+    heartbeat.path_of(run, instance).write_text(json.dumps(status.to_json()), encoding="utf-8")
+
+
+def test_instances_on_other_hosts_are_in_the_view_of_their_run(reader, hold, tmp_path):
+    run = tmp_path / "a"
+    here = hold(run)
+    write_status(run, 1, "node07", here.pid, loss=0.5, samples_per_s=10.0)  # the same number on another host
+    snapshot = reader.read()
+    mine, other = snapshot.processes
+    assert (mine.host, mine.pid, mine.ipus, mine.instance) == (socket.gethostname(), here.pid, (0, 1), 0)
+    assert (other.host, other.pid, other.ipus, other.instance) == ("node07", here.pid, (), 1)
+    assert (other.state, other.step, other.loss, other.cpu_pct, other.memory_gib) == ("running", 118, 0.5, None, None)
+    (shown,) = snapshot.runs
+    assert (shown.hosts, shown.leader) == ((socket.gethostname(), "node07"), mine)
+    assert snapshot.to_json()["runs"][0]["hosts"] == [socket.gethostname(), "node07"]
+    write_status(run, 1, "node07", here.pid, time=time.time() - 60)
+    assert [each.state for each in reader.read().processes] == ["running", "stale"]
+    heartbeat.path_of(run, 1).unlink()
+    assert [each.state for each in reader.read().processes] == ["running", "gone"]
+
+
+def test_the_file_of_an_earlier_start_with_more_instances_is_no_instance(reader, hold, tmp_path):
+    hold(tmp_path / "a")
+    write_status(tmp_path / "a", 3, "node07", 99, instances=4)
+    assert [each.instance for each in reader.read().processes] == [0]
+
+
+def test_a_run_is_shown_from_its_folder_where_none_of_its_instances_is_here(hold, tmp_path):
+    run = tmp_path / "a"
+    for instance, host in enumerate(("node07", "node08")):
+        write_status(run, instance, host, 99)
+    folders = [run]
+    reader = snapshots.SnapshotReader(device_reader.open_reader("emulator"), folders=folders)
+    assert [(each.host, each.run) for each in reader.read().processes] == [("node07", "a"), ("node08", "a")]
+    alone = snapshots.SnapshotReader(device_reader.open_reader("emulator"))
+    assert alone.read().processes == ()
+
+
+def test_a_status_file_of_an_earlier_version_has_neither_loss_nor_eta(hold, tmp_path):
+    write_status(tmp_path / "a", 0, "node07", 99, instances=1)
+    path = heartbeat.path_of(tmp_path / "a", 0)
+    value = json.loads(path.read_text(encoding="utf-8"))
+    del value["loss"], value["eta_s"]
+    path.write_text(json.dumps(value), encoding="utf-8")
+    reader = snapshots.SnapshotReader(device_reader.open_reader("emulator"), folders=[tmp_path / "a"])
+    (found,) = reader.read().processes
+    assert (found.step, found.loss, found.eta_s) == (118, None, None)
+
+
+def test_the_cpu_use_of_a_process_is_measured_between_two_readings(reader, hold, monkeypatch):
+    process = hold()
+    first = reader.read()
+    (found,) = first.processes
+    assert found.cpu_pct is None and 0 < found.memory_gib < 4
+    used = process_info.read_host_use(process.pid, None)
+    monkeypatch.setattr(
+        process_info, "read_host_use", lambda *_: process_info.HostUse(used.cpu_s + 3.0, used.memory_gib)
+    )
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 10)
+    (later,) = reader.measure_host_use(first).processes
+    assert 20 < later.cpu_pct <= 30.5
 
 
 def test_reading_a_snapshot_writes_nothing(tmp_path, emulator_dir):

@@ -60,4 +60,21 @@ def test_the_heartbeat_gets_step_and_throughput(tmp_path):
     sink.write(sample_records.make_validation(32))
     assert reporter.status().step == 0
     sink.write(RECORD)
-    assert (reporter.status().step, reporter.status().samples_per_s) == (64, 1024.0)
+    assert (reporter.status().step, reporter.status().samples_per_s, reporter.status().loss) == (64, 1024.0, 0.5)
+
+
+def test_the_heartbeat_s_eta_is_smoothed_and_known_from_the_second_record_on(tmp_path):
+    reporter = heartbeat.StatusReporter(tmp_path, planned_steps=160, environ={"XDG_RUNTIME_DIR": str(tmp_path)})
+    sink = sinks.HeartbeatSink(reporter)
+    sink.write(sample_records.make_training(8, TIMES, samples_per_s=100.0))
+    assert reporter.status().eta_s is None
+    smoothed = sinks.SmoothedRate()
+    smoothed.add(sample_records.make_training(8, TIMES, samples_per_s=100.0))
+    for step, rate in ((16, 1000.0), (24, 1000.0), (32, 1000.0)):
+        record = sample_records.make_training(step, TIMES, samples_per_s=rate)
+        sink.write(record)
+        smoothed.add(record)
+    samples_per_step = 1000.0 * TIMES.seconds / 8
+    assert reporter.status().eta_s == pytest.approx((160 - 32) * samples_per_step / smoothed.samples_per_s)
+    sink.write(sample_records.make_training(160, TIMES, samples_per_s=1000.0))
+    assert reporter.status().eta_s == 0.0

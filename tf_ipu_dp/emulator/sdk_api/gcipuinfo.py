@@ -1,8 +1,8 @@
 """`gcipuinfo`: information about the IPUs, read from the emulated partition. No TensorFlow.
 
 Keys and formats are those of the SDK. Values that need hardware (power, temperature) are "N/A". Utilisation is
-measured: the time of executions without the time that they waited for input. Two keys are the emulator's own: how long
-the executions waited, and how old the heartbeat of the process is.
+measured: the time of executions without the time that they waited for input. The server is the emulator and has its
+version. Two keys are the emulator's own: how long the executions waited, and how old the heartbeat of the process is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import time
 from typing import Dict, List, Optional, Tuple
 
+import tf_ipu_dp
 from tf_ipu_dp.emulator.devices import registry
 
 DiscoverActivePartitionIPUs = 0
@@ -163,6 +164,9 @@ def _describe(ipu: int, owner: Optional[registry.Owner], activity: Dict[str, str
         "ipuof partition id": "emulated",
         "ipuof host": socket.gethostname(),
         "ipuof routing id": "0",
+        "ipuof routing type": "DNC",
+        "ipuof server version": tf_ipu_dp.__version__,
+        "firmware version": "emulated",
         "reconfigurable partition": "0",
         "remote buffers supported": "0",
     }
