@@ -104,16 +104,18 @@ with strategy.scope():
 data = tf.data.Dataset.from_tensors(([[float(own)]], [[0.0]]))  # errors of 0, 1, 4 and 9
 
 
-def mean_error():
+def own_error():
+    """Logs are those of the local replicas; what of them concerns the job, a program all-reduces."""
     with strategy.scope():
-        model.fit(data, verbose=0)
+        history = model.fit(data, verbose=0).history
+        assert history["mean_squared_error"] == [own**2], history
         return model.evaluate(data, verbose=0)[1]
 
 
-for members, error, total in ((None, 3.5, 6.0), ({0, 2}, 2.0, 2.0), ({3}, 9.0, 3.0), (None, 3.5, 6.0)):
+for members, total in ((None, 6.0), ({0, 2}, 2.0), ({3}, 3.0), (None, 6.0)):
     chosen = members or set(range(count))
     for call, expected in (
-        (mean_error, error),
+        (own_error, float(own**2)),
         (lambda: float(strategy.run(add_up, [tf.constant(float(own))])), total),
     ):
         result = popdist.execute_on_instances(chosen, call) if members else call()

@@ -122,7 +122,7 @@ def all_reduce(
     """Returns the tensors of each contribution, combined over the concurrent replicas and summed over the instances.
 
     All of them are sent in one exchange, because for a small model each exchange takes longer than the computation. So
-    metrics and moving statistics are sent with the gradients if an execution makes one update.
+    moving statistics are sent with the gradients if an execution makes one update.
     """
     tensors = [tensor for each in contributions for tensor in each.tensors]
     combines = [each.combine for each in contributions for _ in each.tensors]
