@@ -105,7 +105,7 @@ data = tf.data.Dataset.from_tensors(([[float(own)]], [[0.0]]))  # errors of 0, 1
 
 
 def own_error():
-    """Logs are those of the local replicas; what of them concerns the job, a program all-reduces."""
+    # Logs are those of the local replicas: a program all-reduces what it wants to know of the job.
     with strategy.scope():
         history = model.fit(data, verbose=0).history
         assert history["mean_squared_error"] == [own**2], history

@@ -45,7 +45,9 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             _train_like_keras(model, shape, iterator, replica_metrics)
             return replica_metrics.logs()
         updates = shape.steps // shape.accumulation
-        packing = gradient_reduction.Packing(model.trainable_variables)
+        packing = gradient_reduction.Packing(
+            model.trainable_variables, gradient_reduction.accumulator_dtypes(model, shape)
+        )
         statistics = InstanceStatistics(model) if spans_instances else None
 
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
