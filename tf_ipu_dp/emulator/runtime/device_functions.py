@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import def_function, function
 
 try:
@@ -41,9 +42,28 @@ def is_traced(fn: Any) -> bool:
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
     by_keras = getattr(fn, "__module__", "").startswith("keras.")  # it runs a model that was made outside the scope
-    if replicas.current() is None and not by_keras and strategy.ipus() > 1:
-        return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
+    if replicas.current() is None and not by_keras:
+        if strategy.ipus() > 1:
+            return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            status = ag_ctx.control_status_ctx().status
+            return _run_on_one_replica_in_graph(strategy, fn, tuple(args), kwargs or {}, status)
     return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
+
+
+@tf.autograph.experimental.do_not_convert
+def _run_on_one_replica_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], status: Any) -> Any:
+    """`status` is autograph's around the call: the user's function is converted as it would be there."""
+    system = ipu_config.configured_system()
+    system.attach()
+    with strategy.scope(), replicas.tracing(replicas.Program(1)):
+        if system.only_compiles():
+            if isinstance(fn, _CONCRETE):
+                return zeros_like(fn.structured_outputs)
+            concrete = _as_replica(strategy, as_function(fn)._clone(None).get_concrete_function, args, kwargs)
+            return zeros_like(concrete.structured_outputs)
+        with ag_ctx.ControlStatusCtx(status):
+            return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -64,6 +84,8 @@ def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[s
         concurrent = _trace_for_fitting_replicas(
             strategy.ipus(), lambda program: _make_concurrent(strategy, function._clone(None), args, kwargs, program)
         )
+        if ipu_config.configured_system().only_compiles():
+            return zeros_like(concurrent.concrete.structured_outputs)
         return concurrent.call_in_graph(_split(args, kwargs)[0])
 
 

@@ -363,6 +363,11 @@ def ipus_of_first_device() -> int:
     return 1 if _system is None else _system.ipus_per_device[0]
 
 
+def is_pre_compiled() -> bool:
+    """Whether devices are configured for which programs are compiled and not executed."""
+    return _system is not None and _system.config.device_connection.type is DeviceConnectionType.PRE_COMPILE
+
+
 def count_devices() -> int:
     """Returns how many IPU devices TensorFlow lists; before they are configured, the same number as with the SDK."""
     return _UNCONFIGURED_DEVICES if _system is None else len(_system.ipus_per_device)
