@@ -17,8 +17,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     """Adds up or averages the gradients of `num_mini_batches` calls, and updates with the last of them.
 
     With 1 the constructor returns `opt` itself. `dtype` is that of the accumulators and of the gradients that `opt`
-    gets. Offloading and sharding of the optimizer's state affect memory, not results. The SDK needs a loop
-    of known length around it, divisible by `num_mini_batches`; here that is not checked.
+    gets. Offloading and sharding of the optimizer's state affect memory, not results. A program needs a loop of known
+    length around it, divisible by `num_mini_batches`; in `fit` that is the number of steps of an execution.
     """
 
     def __new__(cls, opt: Any = None, num_mini_batches: Any = None, *_: Any, **__: Any) -> Any:

@@ -31,7 +31,7 @@ from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
 from tf_ipu_dp.emulator.runtime.model_strategy import call_as_replica
 from tf_ipu_dp.emulator.runtime.moving_statistics import InstanceStatistics, MovingStatistics
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
-from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue, loops
 
 in_use: List[Any] = []  # iterators that executions have read, until the run over them ends
 
@@ -40,6 +40,11 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     """Returns the function of an execution that trains: iterator in, logs out."""
 
     def train(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
+        # A loop even for one step, which is not in the graph then: what optimizers accumulate must divide it.
+        with loops.tracing_body_of(loops.Loop(shape.steps // shape.accumulation)):
+            return train_in_loop(iterator, replica_metrics)
+
+    def train_in_loop(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
         spans_instances = model_strategy.spans_instances(model)
         if shape.replicas * shape.accumulation == 1 and not spans_instances:
             _train_like_keras(model, shape, iterator, replica_metrics)

@@ -1,8 +1,9 @@
 """`tensorflow.python.ipu.optimizers.gradient_accumulation_optimizer`: one update for several micro batches.
 
 The SDK's compiler needs a loop of known length around the optimizer, divisible by the micro batches of an update, and
-refuses the program otherwise. Here that is checked for the loops of `ipu.loops` only. Every A-th call
-updates, in a loop or not, and the count continues from one run to the next.
+refuses the program otherwise. Here a program without a loop is refused too, and one whose `ipu.loops.repeat` does not
+fit; the lengths of other loops are not checked. Every A-th call updates, and the count continues from one run to the
+next.
 """
 
 from __future__ import annotations
