@@ -70,6 +70,20 @@ def test_pre_compiled_programs_return_zeros_and_change_nothing(device, replicas)
     np.testing.assert_array_equal(results["rows"], np.zeros((8, 2)))
 
 
+@pytest.mark.parametrize("kind", ["PRE_COMPILE", "NEVER"])
+def test_programs_are_compiled_for_more_ipus_than_there_are(device, monkeypatch, kind):
+    monkeypatch.setenv("IPU_EMULATOR_IPUS", "2")
+    strategy = device(8, ipu_config.DeviceConnectionType[kind])
+    assert strategy.ipus() == 8
+    if kind == "PRE_COMPILE":
+        with strategy.scope():
+            model = make_model()
+            assert model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=1, verbose=0).history == {"loss": [0.0]}
+    for ipus, connection in ((6, kind), (8, "ALWAYS")):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="Unsupported number of IPUs requested"):
+            device(ipus, ipu_config.DeviceConnectionType[connection])
+
+
 def test_a_device_that_never_connects_refuses_to_execute(device):
     strategy = device(1, ipu_config.DeviceConnectionType.NEVER)
     with strategy.scope(), pytest.raises(tf.errors.InvalidArgumentError, match="compilation only"):
