@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.runtime import batch_norm, feeds, instances, random_numbers, replicas
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
@@ -181,19 +182,29 @@ def _compile(
             own.replicas = program.replicas
         return _trace(strategy, own.function, args, kwargs, program, check_types)
 
-    return _trace_for_fitting_replicas(replicas_before, trace)
+    return _trace_for_fitting_replicas(replicas_before, trace, tf.nest.flatten((args, kwargs)))
 
 
-def _trace_for_fitting_replicas(count: int, trace: Callable[[replicas.Program], Any]) -> Any:
-    """Traces a program for this many replicas, or for fewer if it has pipelines or shards, which take several IPUs."""
+def _trace_for_fitting_replicas(
+    count: int, trace: Callable[[replicas.Program], Any], arguments: Sequence[Any] = ()
+) -> Any:
+    """Traces a program for this many replicas, or for fewer if it has pipelines or shards, which take several IPUs.
+
+    `arguments` may have iterators. Those that it takes elements from otherwise are found while tracing.
+    """
     while True:
         program = replicas.Program(count)
         try:
-            return trace(program)
+            compiled = trace(program)
+            break
         except Exception:
             if not 0 < program.fitting_replicas < count:
                 raise
             count = program.fitting_replicas
+    for iterator in (*arguments, *program.iterators):
+        if isinstance(iterator, ipu_infeed_queue.IPUOwnedIterator):
+            iterator.feed(count)
+    return compiled
 
 
 def _trace(

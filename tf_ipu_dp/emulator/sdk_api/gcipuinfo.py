@@ -164,7 +164,7 @@ def _describe(ipu: int, owner: Optional[registry.Owner], activity: Dict[str, str
         "ipuof host": socket.gethostname(),
         "ipuof routing id": "0",
         "reconfigurable partition": "0",
-        "remote buffers supported": "0",
+        "remote buffers supported": "1",
     }
     if owner:
         device.update(
