@@ -134,7 +134,8 @@ def make_ipu_config(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> IpuConfig:
     """Returns the configuration of the run's IPUs, without saying which they are."""
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
-    if cfg.deterministic:
+    if cfg.deterministic or run.topology.instances > 1:
+        # The seed is the same on all instances, and workers must make the same random numbers of it everywhere.
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
     # Otherwise IPUs limit 16-bit numbers to the largest one, which hides overflows from the loss scale and from us.
     ipu_config.floating_point_behaviour.nanoo = run.recipe.precision != "32.32"
