@@ -12,6 +12,10 @@ import pytest
 pytestmark = pytest.mark.usefixtures("emulator_dir")
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "poprun"
+# Three stages on four IPUs. The accumulation is a multiple of twice the stages, which the schedule asks for.
+PIPELINE = (
+    "cnn_trainer --pipeline-stages 3 --accumulation 6 --micro-batches-per-execution 6 --epochs 10 --learning-rate 0.2"
+)
 
 
 def numbers_of(output):
@@ -25,6 +29,9 @@ def numbers_of(output):
 @pytest.mark.parametrize(
     ("program", "titles"),
     [
+        ("cnn_trainer", {"accuracy", "loss", "val_accuracy", "val_loss", "updates", "weights"}),
+        (PIPELINE, {"updates", "weights"}),
+        ("transformer", {"losses", "validation", "weights"}),
         ("keras_mnist", {"weights"}),
         ("own_loop", {"losses", "kernel"}),
         ("regularised", {"logs", "weights"}),
@@ -36,8 +43,10 @@ def numbers_of(output):
     ],
 )
 def test_two_instances_get_what_one_gets(program, titles, poprun):
-    path = PROGRAMS / f"{program}.py"
-    runs = [poprun(instances, 4, "python3", path) for instances in (1, 2)]
+    name, *words = program.split()
+    ipus = ("--ipus-per-replica", "4") if program == PIPELINE else ()
+    path = PROGRAMS / f"{name}.py"
+    runs = [poprun(instances, 4, *ipus, "python3", path, *words) for instances in (1, 2)]
     assert [code for code, *_ in runs] == [0, 0], runs
     one, two = (numbers_of(out) for _, out, _ in runs)
     assert set(one) == titles

@@ -63,8 +63,8 @@ class ALSOptimizer(OptimizerWrapper):
     `histogram_bin_edge`, and doubled otherwise, once in `update_frequency` + 1 updates (each time if that is 1). Other
     gradients than float16 are not counted. `minimize` scales the loss; with your own tape, compute the gradients of
     `get_scaled_loss(loss)`. Overflows of the backward pass count as the largest number, which the device has there, or
-    are NaN with `floating_point_behaviour.nanoo`. Gradients that are captured (`keras.ipu.layers`) are counted too: `minimize` finds them, to
-    `apply_gradients` they are given as `captured_grads`.
+    are NaN with `floating_point_behaviour.nanoo`. Gradients that are captured (`keras.ipu.layers`) are counted too:
+    `minimize` finds them, to `apply_gradients` they are given as `captured_grads`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 the SDK's arguments

@@ -130,7 +130,7 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 
     def feed(self, count: int) -> None:
         """Deals the elements to this many replicas from now on. Other programs must have as many."""
-        if self._program_replicas not in (None, count):
+        if self._program_replicas is not None and self._program_replicas != count:
             raise tf.errors.FailedPreconditionError(
                 None,
                 None,
