@@ -26,6 +26,7 @@ from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 _traced: Any = weakref.WeakKeyDictionary()  # tf.functions by the functions they were made from
+_origins: Any = weakref.WeakKeyDictionary()  # the tf.functions that concrete functions were made from
 _copies: Any = weakref.WeakKeyDictionary()  # by user's function, then by number of IPUs of the device
 
 
@@ -33,6 +34,7 @@ def extend_tensorflow() -> None:
     """Makes functions depend on the program of the device that calls them. Calling it twice is harmless."""
     _ignore_jit_compile()
     _cache_functions_by_program()
+    _remember_origins()
 
 
 def is_traced(fn: Any) -> bool:
@@ -73,7 +75,7 @@ def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[s
         raise NotImplementedError(
             "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
         )
-    _refuse_concrete(fn, strategy.ipus())
+    fn = _origin_of(fn)
 
     def call(*own_args: Any, **own_kwargs: Any) -> Any:
         results = fn(*own_args, **own_kwargs)
@@ -164,8 +166,9 @@ def _compile(
     strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
 ) -> _CompiledProgram:
     count = strategy.ipus()
+    if isinstance(fn, _CONCRETE) and count > 1:
+        fn, check_types = _origin_of(fn), False
     if isinstance(fn, _CONCRETE):
-        _refuse_concrete(fn, count)
         return _CompiledProgram(lambda: _as_replica(strategy, fn, args, kwargs), fn.structured_outputs)
     # As for any tf.function, an array is data, and not a constant that the program is traced for.
     args, kwargs = tf.nest.map_structure(
@@ -267,12 +270,16 @@ def _make_concurrent(
     return ConcurrentFunction(call, tensors, program)
 
 
-def _refuse_concrete(fn: Any, count: int) -> None:
-    if isinstance(fn, _CONCRETE) and count > 1:
+def _origin_of(fn: Any) -> Any:
+    """Returns the function that a concrete one was made from, to trace it for several replicas; others as they are."""
+    if not isinstance(fn, _CONCRETE):
+        return fn
+    if fn not in _origins:
         raise NotImplementedError(
-            f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
-            "Give the tf.function itself to strategy.run()."
+            "This ConcreteFunction cannot be emulated on several replicas: it was made before an IPU strategy, or not "
+            "by get_concrete_function. Give the tf.function itself to strategy.run()."
         )
+    return _origins[fn]
 
 
 def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -317,6 +324,22 @@ def _ignore_jit_compile() -> None:
         vars(self)["_jit_compile"] = value
 
     patches.set_attribute("jit compilation", def_function.Function, "_jit_compile", property(get, set_))
+
+
+def _remember_origins() -> None:
+    """Makes concrete functions known by the functions that they were made from."""
+    if patches.is_applied("concrete functions"):
+        return
+    stock = def_function.Function.get_concrete_function
+
+    @functools.wraps(stock)
+    def get_concrete_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        concrete = stock(self, *args, **kwargs)
+        if replicas.current() is None:
+            _origins[concrete] = self
+        return concrete
+
+    patches.set_attribute("concrete functions", def_function.Function, "get_concrete_function", get_concrete_function)
 
 
 def _cache_functions_by_program() -> None:
