@@ -48,7 +48,8 @@ def embedding(rows, seed):
 class Encoder(keras.layers.Layer):
     def __init__(self, seed, **kwargs):
         super().__init__(**kwargs)
-        self.qkv, self.projection = dense(3 * HIDDEN, seed), dense(HIDDEN, seed + 1)
+        # Without a bias: attention does not depend on that of the keys, and Adam would follow its rounding errors.
+        self.qkv, self.projection = dense(3 * HIDDEN, seed, use_bias=False), dense(HIDDEN, seed + 1)
         self.wide, self.narrow = dense(2 * HIDDEN, seed + 2, activation=ipu.nn_ops.gelu), dense(HIDDEN, seed + 3)
         self.norms = [LayerNormalization(), LayerNormalization()]
 
