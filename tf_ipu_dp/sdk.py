@@ -124,13 +124,16 @@ class Sdk:
 
 
 @functools.lru_cache(maxsize=None)
-def load(choice: str = "auto") -> Sdk:
-    """Returns the SDK of --sdk. When auto falls back to the emulator, the reason is printed to stderr."""
+def load(choice: str = "auto", *, needs_ipus: bool = True) -> Sdk:
+    """Returns the SDK of --sdk. When auto falls back to the emulator, the reason is printed to stderr.
+
+    Who only compiles programs needs no IPUs.
+    """
     from tf_ipu_dp import emulator
 
     if choice == "emulator" or (choice == "auto" and emulator.is_installed()):
         return _load_emulator()
-    missing = _EMULATOR_INSTALLED if emulator.is_installed() else _explain_missing_poplar()
+    missing = _EMULATOR_INSTALLED if emulator.is_installed() else _explain_missing_poplar(needs_ipus)
     if missing is None:
         return _load_modules("poplar")
     if choice == "poplar":
@@ -215,22 +218,23 @@ def _read_executable_cache(environ: Mapping[str, str]) -> Optional[Path]:
     return Path(path) if path else None
 
 
-def _explain_missing_poplar() -> Optional[str]:
+def _explain_missing_poplar(needs_ipus: bool) -> Optional[str]:
     """Returns what the real SDK lacks, or None. With no driver or partition gcipuinfo may raise anything."""
     try:
         library: Any = importlib.import_module("gcipuinfo")
-        devices = library.gcipuinfo().getDevices()
+        devices = library.gcipuinfo().getDevices() if needs_ipus else []
     except ImportError:
         return _NOT_ENABLED
     except Exception as error:
         return f"gcipuinfo finds no IPU ({type(error).__name__}: {error})"
-    if not devices:
+    if needs_ipus and not devices:
         return "gcipuinfo finds no IPU"
+    found = f"there are {len(devices)} IPUs" if needs_ipus else "the SDK is enabled"
     for name in ("tensorflow.python.ipu", "popdist"):
         try:
             importlib.import_module(name)
         except ImportError as error:
-            return f"there are {len(devices)} IPUs, but {name} cannot be imported ({error})"
+            return f"{found}, but {name} cannot be imported ({error})"
     return None
 
 

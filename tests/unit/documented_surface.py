@@ -85,7 +85,7 @@ _CONFIG_FUNCTIONS = {
 _OPS = (
     "all_to_all_op application_compile_op control_flow_ops cross_replica_ops custom_ops embedded_runtime embedding_ops "
     "experimental experimental.popfloat_cast_to_gfloat f8_ops functional_ops functional_ops_grad grad_util_ops "
-    "image_ops internal_ops math_ops nn_ops normalization_ops pipelining_ops rand_ops reduce_scatter_op "
+    "image_ops internal_ops math_ops nn_ops normalization_ops op_util pipelining_ops rand_ops reduce_scatter_op "
     "replication_ops slicing_ops statistics_ops within_replica_ops within_replica_ops_grad"
 )
 _IPU_MODULES = (
@@ -498,6 +498,7 @@ ATTRIBUTES: Dict[str, Dict[str, str]] = {
     },
     f"{_IPU}.ipu_outfeed_queue": {"IPUOutfeedQueue": "deleter enqueued"},
     f"{_IPU}.keras_extensions": {"KerasExtensions": ""},
+    f"{_ADDONS}.keras.layers.ipu_layer": {"IPULayer": ""},
     "keras.ipu": {**_STAGE_ATTRIBUTES, "__ipu__built__": ""},
     "keras.ipu.extensions": {"FunctionalExtension": "", "ModelExtension": "", "SequentialExtension": ""},
     "keras.ipu.extensions.extensions_base": {"KerasExtensionBase": ""},  # unconfirmed: the name of the class
@@ -511,3 +512,46 @@ ATTRIBUTES: Dict[str, Dict[str, str]] = {
     },
     "gcipuinfo": {"BoardType": "", "DiscoverActivePartitionIPUs": "", "DiscoverAllPartitionIPUs": "", "IpuPower": ""},
 }
+
+# Every public name in the documents, taken from their text, so that one cannot be missing here and in the emulator.
+MENTIONED = (
+    "ALSGradientAccumulationOptimizer ALSOptimizer ALSOptimizerSGD AdamIpuOptimizer AssumeEqualAcrossReplicas "
+    "BoardType BufferDataset CTCInferenceLayer CTCLoss CTCPredictionsLayer CaptureActivationGradients "
+    "CaptureUpstreamGradients ConvertFromF8 ConvertToF8 CrossReplicaGradientAccumulationOptimizerV2 "
+    "CrossReplicaOptimizer Dense DeviceConnectionType DiscoverActivePartitionIPUs DiscoverAllPartitionIPUs Dropout "
+    "EffectiveTransformer Embedding ExecutionProfileType Format FunctionalExtension "
+    "FunctionalLayerPipelineStageAssignment FunctionalNestedModelPipelineStageAssignment GRU "
+    "GradientAccumulationOptimizer GradientAccumulationOptimizerV2 GradientAccumulationReductionMethod "
+    "GradientCaptureContext GroupNorm GroupNormalization HostEmbedding HostEmbeddingOptimizerSpec "
+    "HostEmbeddingSGDGAOptimizerSpec IPUConfig IPUEstimator IPUInfeedQueue IPUIterator IPULayer IPULoggingTensorHook "
+    "IPUMultiWorkerStrategyV1 IPUOutfeedMode IPUOutfeedQueue IPUOwnedIterator IPURunConfig IPUStrategy IPUStrategyV1 "
+    "InstanceNorm InstanceNormalization IpuOptimizer IpuOptimizerBase IpuOptions IpuPower KerasExtensions LSTM "
+    "LayerNorm LayerNormalization MapGradientOptimizer MergeRemoteBuffersBehaviour ModelExtension "
+    "ModelLayerPipelineStageAssignment NestedModelPipelineStageAssignment PipelineSchedule PipelineStage "
+    "PipelineStageOptions PopDistStrategy PopnnGRU PopnnLSTM RecomputationCheckpoint RecomputationMode "
+    "ReplicatedMetricReductionMethod RunConfig SGDIpuOptimizer SchedulingAlgorithm ScopedIPUOutfeedQueue "
+    "SelectionOrder SequentialExtension SequentialLayerPipelineStageAssignment "
+    "SequentialNestedModelPipelineStageAssignment SerialDense ShardedOptimizer StochasticRoundingBehaviour "
+    "SyntheticDataCategory Tracepoint __ipu__built__ all_gather all_reduce all_to_all allgather allreduce "
+    "assume_equal_across_replicas barrier broadcast call capture_upstream_gradients checkHealthOfDevices "
+    "checkNumIpusPerReplica codelet_expression_op compile configure_ipu_system cpu_user_operation createTraceChannel "
+    "create_host_embedding cross_replica_mean cross_replica_sum ctc_beam_search_decoder ctc_loss_v2 "
+    "ctc_loss_with_log_probs dataset_benchmark dataset_extractor dequeue dropout embedding_lookup enqueue "
+    "execute_on_instances experimental_application_compile_op export_for_ipu_serving export_keras fifo "
+    "finalizeBackend fixed_width_bins from_bool from_dict from_json frontend_attribute gcipuinfo gelu getDeviceId "
+    "getDevices getDevicesAsJSON getInstanceIndex getLastAppEventRecord getLastAppEventRecordAsJSON "
+    "getLocalInstanceIndex getNamedAttributeForAll getNamedAttributeForDevice getNumInstances getNumIpusPerReplica "
+    "getNumLocalReplicas getNumTotalReplicas getReplicaIndexOffset get_attribute_metadata "
+    "get_current_iteration_counter get_ipu_config get_next get_next_as_optional get_num_of_ipus_in_device "
+    "get_pipeline_stage_assignment get_sharding group_norm hard_sigmoid histogram histogram_normalize "
+    "histogram_update infeed_benchmark init initializeBackend instance_norm ipu_jit_scope ipu_scope ipu_shard "
+    "isBackendInitialized isPopdistEnvSet layer_norm lookup move_variable_initialization_to_cpu multi_conv nce_loss "
+    "next normalise_image outlined_function outside_compilation_scope parse partials_type pipeline "
+    "precompiled_user_op print_pipeline_stage_assignment_summary print_tensor recomputation_checkpoint reduce_scatter "
+    "register registerBackend registerCommunicator registerDefaultBackend remap remap_deduce repeat replication_index "
+    "reset_ipu_configuration reset_ipu_seed reset_pipeline_stage_assignment run running_on_ipu_model "
+    "sampled_softmax_loss segment_sum sequence_slice serialized_matmul setUpdateMode set_asynchronous_callbacks "
+    "set_gradient_accumulation_options set_infeed_queue_options set_ipu_config set_outfeed_queue_options "
+    "set_pipeline_stage_assignment set_pipelining_options set_replication_options softmax stochastic_rounding swish "
+    "synchronize to_dict to_json updateData update_ipu_config use_synthetic_data_for while_loop"
+)

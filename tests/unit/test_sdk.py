@@ -89,6 +89,14 @@ def test_an_sdk_without_ipus_or_without_its_tensorflow_is_not_taken(load, source
     assert done.stdout.startswith("emulator tf_ipu_dp.emulator.sdk_api.ipu") or "cannot be installed" in done.stderr
 
 
+def test_who_only_compiles_needs_no_ipus(tmp_path, monkeypatch):
+    (tmp_path / "gcipuinfo.py").write_text("def gcipuinfo(): raise OSError('no driver')\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    code = "from tf_ipu_dp import sdk; sdk.load('poplar', needs_ipus=False)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "cannot be used: the SDK is enabled, but tensorflow.python.ipu cannot be imported" in done.stderr
+
+
 def explain(*lines):
     code = "\n".join(["from tf_ipu_dp import emulator, sdk", *lines, "print(sdk.explain_missing_gcipuinfo())"])
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

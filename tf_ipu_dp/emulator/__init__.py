@@ -35,6 +35,7 @@ _SERVED = {
 }
 # Importing one of these applies the patches: the program will run TensorFlow and Keras on the device.
 _PATCHED_ON_IMPORT = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
+_OPS = "tf_ipu_dp.emulator.sdk_api.ipu.ops"
 _ABSENT = object()
 
 
@@ -80,12 +81,22 @@ class _Finder:
                     found = importlib.util.find_spec(name)
                 except ModuleNotFoundError:  # a Keras that has the older names itself
                     found = None
+                if found is None and _registers_gradients(name):
+                    name = f"{_OPS}.registered_gradients"
+                    found = importlib.util.find_spec(name)
                 if found is None:
                     return None
                 package = found.submodule_search_locations is not None
                 loader: Any = _AliasLoader(name, fullname)
                 return importlib.machinery.ModuleSpec(fullname, loader, origin=found.origin, is_package=package)
         return None
+
+
+def _registers_gradients(name: str) -> bool:
+    """Whether this is the SDK's module of the gradients of one of its modules of ops."""
+    package, _, child = name.rpartition(".")
+    is_one = package == _OPS and child.endswith("_grad")
+    return is_one and importlib.util.find_spec(name[: -len("_grad")]) is not None
 
 
 class _AliasLoader:

@@ -133,6 +133,7 @@ SDK: Dict[str, Tuple[str, ...]] = {
         "GroupNormalization", "InstanceNorm", "InstanceNormalization", "LSTM", "LayerNorm", "LayerNormalization",
         "PopnnGRU", "PopnnLSTM", "RecomputationCheckpoint", "SerialDense",
     ),
+    "ipu_tensorflow_addons.keras.layers.ipu_layer": ("IPULayer",),
     "ipu_tensorflow_addons.keras.optimizers": (
         "AdamIpuOptimizer", "IpuOptimizerBase", "LAMBIpuOptimizer", "SGDIpuOptimizer",
     ),

@@ -113,6 +113,13 @@ PATCHES: Tuple[Patch, ...] = (
         "tf_ipu_dp.emulator.runtime.device_functions",
     ),
     Patch(
+        "concrete functions",
+        "tf.function's get_concrete_function",
+        "a concrete function is traced again, from the function it was made from, for the replicas of a program",
+        _ON_STRATEGY,
+        "tf_ipu_dp.emulator.runtime.device_functions",
+    ),
+    Patch(
         "dataset iterators",
         "tf.data.Dataset.__iter__",
         "iter(dataset) gives an iterator for functions of the device in the scope of an IPU strategy",

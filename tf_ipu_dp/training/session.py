@@ -133,7 +133,8 @@ def make_ipu_config(cfg: TrainConfig, run: RunPlan, sdk: Sdk) -> IpuConfig:
     """Returns the configuration of the run's IPUs, without saying which they are."""
     ipu_config = sdk.ipu.config.IPUConfig()
     ipu_config.allow_recompute = cfg.recompute
-    if cfg.deterministic:
+    if cfg.deterministic or run.topology.instances > 1:
+        # The seed is the same on all instances, and workers must make the same random numbers of it everywhere.
         ipu_config.compilation_poplar_options = {"target.deterministicWorkers": "portable"}
     # Otherwise IPUs limit 16-bit numbers to the largest one, which hides overflows from the loss scale and from us.
     ipu_config.floating_point_behaviour.nanoo = run.recipe.precision != "32.32"
@@ -225,14 +226,15 @@ def make_session(
                 steps_per_execution=run.keras.steps_per_execution,
             ),
         )
-        evaluator.compile(steps_per_execution=run.keras.validation_steps_per_execution)
+        validation_steps = run.keras.validation_steps_per_execution
+        call("evaluator.compile()", lambda: evaluator.compile(steps_per_execution=validation_steps))
         # Not on the evaluator: without a pipeline the SDK reduces the outputs of predict over the replicas too.
         call(
             "model.set_replication_options()",
             lambda: model.set_replication_options(replicated_metric_reduction_method="MEAN"),
         )
         _set_options(model, cfg, run, sdk, batch.accumulation, method, call)
-        _set_options(evaluator, cfg, run, sdk, topology.pipeline_stages, method)
+        _set_options(evaluator, cfg, run, sdk, topology.pipeline_stages, method, call, "evaluator")
     return TrainingSession(
         cfg=cfg,
         plan=run,
@@ -295,22 +297,29 @@ def _make_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
 
 
 def _set_options(
-    model: IpuModel, cfg: TrainConfig, run: RunPlan, sdk: Sdk, accumulation: int, method: str, call: CallSdk = _call
+    model: IpuModel,
+    cfg: TrainConfig,
+    run: RunPlan,
+    sdk: Sdk,
+    accumulation: int,
+    method: str,
+    call: CallSdk = _call,
+    name: str = "model",
 ) -> None:
     topology = run.topology
     depth = _PREFETCH_DEPTH if cfg.prefetch else 1
-    call("model.set_infeed_queue_options()", lambda: model.set_infeed_queue_options(prefetch_depth=depth))
+    call(f"{name}.set_infeed_queue_options()", lambda: model.set_infeed_queue_options(prefetch_depth=depth))
     if topology.pipeline_stages == 1:
         call(
-            "model.set_gradient_accumulation_options()",
+            f"{name}.set_gradient_accumulation_options()",
             lambda: model.set_gradient_accumulation_options(
                 gradient_accumulation_steps_per_replica=accumulation, gradient_accumulation_reduction_method=method
             ),
         )
         return
-    call("model.set_pipeline_stage_assignment()", lambda: models.assign_stages(model, run.model.stages))
+    call(f"{name}.set_pipeline_stage_assignment()", lambda: models.assign_stages(model, run.model.stages))
     call(
-        "model.set_pipelining_options()",
+        f"{name}.set_pipelining_options()",
         lambda: model.set_pipelining_options(
             gradient_accumulation_steps_per_replica=accumulation,
             gradient_accumulation_reduction_method=method,

@@ -5,6 +5,7 @@ import popdist
 import popdist.tensorflow
 import tensorflow as tf
 from tensorflow.python import ipu
+from tensorflow.python.ipu import distributed
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 
 UPDATES, REPLICAS, MICRO_BATCH = 8, 4, 6
@@ -45,7 +46,12 @@ with PopDistStrategy().scope():
 # The host has the metrics of one replica of each instance, and adds them up when it reads them.
 assert model.metrics[1].count.numpy() == len(labels) / local
 
+# Logs are those of this instance's replicas.
+logs = tf.constant([*history["loss"], *history["accuracy"], *scores], tf.float32)
+everyone = distributed.allgather(logs).numpy()
+assert len(np.unique(everyone[:, 0])) == popdist.getNumInstances(), everyone
+
 if own == popdist.getNumInstances() - 1:
-    # Read by the last instance: all of them have the same.
-    print("logs", *history["loss"], *history["accuracy"], *scores)
+    # Read by the last instance: all of them have the same weights.
+    print("logs", *everyone.mean(axis=0))
     print("weights", *(np.abs(weight).sum() for weight in model.get_weights()))

@@ -45,8 +45,10 @@ def test_modules_are_reached_as_attributes_or_imported_for_their_effect():
     assert ipu.data.ops.dataset_ops.BufferDataset
     assert ipu.popfloat_cast_to_gfloat is ipu.ops.experimental.popfloat_cast_to_gfloat
     assert "popfloat_cast_to_gfloat" in dir(ipu)
-    for name in ("functional_ops_grad", "within_replica_ops_grad"):
+    for name in ("cross_replica_ops_grad", "functional_ops_grad", "within_replica_ops_grad"):
         assert importlib.import_module(f"tensorflow.python.ipu.ops.{name}").__doc__
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("tensorflow.python.ipu.ops.nothing_grad")
     distributed = importlib.import_module("tensorflow.python.ipu.distributed")
     assert distributed.allreduce is distributed.host_collective_ops.allreduce
     extensions = importlib.import_module("keras.ipu.extensions")

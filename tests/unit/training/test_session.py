@@ -62,6 +62,16 @@ def test_sixteen_bit_runs_see_overflows_and_replicas_that_round_by_chance_round_
     assert config.experimental.enable_prng_stability is rounds
 
 
+@pytest.mark.parametrize(
+    ("words", "portable"),
+    [([], False), (["--deterministic"], True), (["--ipus=2"], False), (["--ipus=2", "--instances=2"], True)],
+)
+def test_the_seed_means_the_same_on_all_instances(words, portable):
+    config = session.make_ipu_config(*planned(*words), EMULATOR)
+    expected = {"target.deterministicWorkers": "portable"} if portable else {}
+    assert config.compilation_poplar_options == expected
+
+
 @pytest.mark.parametrize("pipeline", [(), ("--pipeline_stages=2",)])
 def test_the_validated_model_returns_the_outputs_of_every_replica(pipeline, emulator_dir):
     """The trained model reduces its metrics over replicas; the same setting would reduce predictions too."""

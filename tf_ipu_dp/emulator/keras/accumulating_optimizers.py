@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.keras.loss_scaling import ALSOptimizer
 from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, Pairs, deserialize, serializable
+from tf_ipu_dp.emulator.runtime import model_strategy
 from tf_ipu_dp.emulator.runtime.accumulation import Window
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 
@@ -17,8 +18,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     """Adds up or averages the gradients of `num_mini_batches` calls, and updates with the last of them.
 
     With 1 the constructor returns `opt` itself. `dtype` is that of the accumulators and of the gradients that `opt`
-    gets. Offloading and sharding of the optimizer's state affect memory, not results. The SDK needs a loop
-    of known length around it, divisible by `num_mini_batches`; here that is not checked.
+    gets. Offloading and sharding of the optimizer's state affect memory, not results. A program needs a loop of known
+    length around it, divisible by `num_mini_batches`; in `fit` that is the number of steps of an execution.
     """
 
     def __new__(cls, opt: Any = None, num_mini_batches: Any = None, *_: Any, **__: Any) -> Any:
@@ -36,6 +37,8 @@ class GradientAccumulationOptimizer(OptimizerWrapper):
     ) -> None:
         if num_mini_batches == 1:
             return  # __new__ has returned `opt`, and Python calls __init__ on it if it is of this class itself
+        sharding = {"replicated_optimizer_state_sharding": replicated_optimizer_state_sharding}
+        model_strategy.refuse_tensor_sharding(tf.distribute.get_strategy(), **sharding)
         super().__init__(opt, name)
         self._window = Window(num_mini_batches, reduction_method, dtype)
         self._placement = {

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.keras.optimizer_wrapper import OptimizerWrapper, Pairs, serializable
 from tf_ipu_dp.emulator.keras.scaled_rules import ScaledAdam, ScaledRMSprop, ScaledSGD
+from tf_ipu_dp.emulator.runtime import floating_point
 from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 
 _SETTINGS = (
@@ -61,8 +62,9 @@ class ALSOptimizer(OptimizerWrapper):
     The factor is halved (by `increase_factor`) when too large a share of the float16 gradients is above
     `histogram_bin_edge`, and doubled otherwise, once in `update_frequency` + 1 updates (each time if that is 1). Other
     gradients than float16 are not counted. `minimize` scales the loss; with your own tape, compute the gradients of
-    `get_scaled_loss(loss)`. Gradients that are captured (`keras.ipu.layers`) are counted too: `minimize` finds them, to
-    `apply_gradients` they are given as `captured_grads`.
+    `get_scaled_loss(loss)`. Overflows of the backward pass count as the largest number, which the device has there, or
+    are NaN with `floating_point_behaviour.nanoo`. Gradients that are captured (`keras.ipu.layers`) are counted too:
+    `minimize` finds them, to `apply_gradients` they are given as `captured_grads`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 the SDK's arguments
@@ -120,7 +122,8 @@ class ALSOptimizer(OptimizerWrapper):
 
     def get_gradients(self, loss: Any, params: Any) -> List[Any]:
         """Returns the gradients of the scaled loss, in a graph of TF1."""
-        return super().get_gradients(self.get_scaled_loss(loss), params)
+        with floating_point.saturating():
+            return super().get_gradients(self.get_scaled_loss(loss), params)
 
     def apply_gradients(
         self,
@@ -163,7 +166,7 @@ class ALSOptimizer(OptimizerWrapper):
         return self.get_scaled_loss(super()._transform_loss(loss))
 
     def _get_gradients(self, tape: Any, loss: Any, var_list: Any, grad_loss: Any = None) -> Pairs:
-        with _CountingContext(self._capture):
+        with _CountingContext(self._capture), floating_point.saturating():
             return super()._get_gradients(tape, loss, var_list, grad_loss)
 
     def _count_captured(self, captured_grads: Optional[Dict[str, Any]]) -> None:
@@ -206,7 +209,7 @@ class ALSOptimizer(OptimizerWrapper):
     def _update(self, pairs: Pairs, name: Optional[str], global_step: Any = None) -> Any:
         """Updates through the wrapped optimizer, and adjusts the factor when that is due."""
         pairs = [
-            (_saturated(gradient) if _is_from_float16(gradient, variable) else gradient, variable)
+            (floating_point.saturate(gradient) if _is_from_float16(gradient, variable) else gradient, variable)
             for gradient, variable in pairs
         ]
         updated = self._opt.apply_gradients(self._unscaled(pairs), name=name, experimental_aggregate_gradients=False)
@@ -367,17 +370,6 @@ class ALSOptimizerRMSProp(_FusedALSOptimizer):
 def _is_from_float16(gradient: Any, variable: Any) -> bool:
     """Whether a gradient was computed in float16. With mixed precision the variable is float32, but not the layer."""
     return tf.float16 in (gradient.dtype, variable.dtype) or hasattr(variable, "true_dtype")
-
-
-def _saturated(gradient: Any) -> Any:
-    """Returns the gradient as the device would have it where float16 has overflowed.
-
-    There a number stays at the largest one. On a host it has become infinite, and what was computed of it NaN, which
-    the device does not get to.
-    """
-    largest = tf.cast(tf.float16.max, gradient.dtype)
-    limited = tf.where(tf.math.is_inf(gradient), tf.sign(gradient) * largest, gradient)
-    return tf.where(tf.math.is_nan(gradient), tf.zeros_like(gradient), limited)
 
 
 def _check(settings: Dict[str, Any]) -> None:

@@ -45,10 +45,13 @@ class Options:
     method: Method = Method.SUM
     metrics: ReplicatedMetricReductionMethod = ReplicatedMetricReductionMethod.NONE
     asynchronous: bool = False
+    accumulator_dtype: Any = None  # a type, or a function of the variable
 
     def as_config(self) -> Dict[str, Any]:
-        """Returns what is saved with a model."""
-        return {**vars(self), "method": self.method.name, "metrics": self.metrics.name}
+        """Returns what is saved with a model: not the arguments of the accumulating optimizer, as in the SDK."""
+        saved = {**vars(self), "method": self.method.name, "metrics": self.metrics.name}
+        del saved["accumulator_dtype"]
+        return saved
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> Options:
@@ -78,6 +81,11 @@ class PipeliningOptions:
     device_mapping: Optional[List[int]] = None
     accumulate_outfeed: bool = False
     others: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def accumulator_dtype(self) -> Any:
+        """A type, a function of the variable, or None for the variable's type."""
+        return self.others.get("gradient_accumulation_dtype")
 
 
 @dataclasses.dataclass

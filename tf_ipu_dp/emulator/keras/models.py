@@ -28,7 +28,15 @@ from tf_ipu_dp.emulator.keras.replica_data import (
 )
 from tf_ipu_dp.emulator.keras.step_callbacks import StepCallbacks, reports_each_step
 from tf_ipu_dp.emulator.keras.tensorboard import RecordedExecution
-from tf_ipu_dp.emulator.runtime import batch_norm, execution, instances, metrics, model_building, random_numbers
+from tf_ipu_dp.emulator.runtime import (
+    batch_norm,
+    execution,
+    instances,
+    metrics,
+    model_building,
+    model_strategy,
+    random_numbers,
+)
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue, ipu_outfeed_queue, serving
@@ -36,6 +44,8 @@ from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumul
 
 _PATCH = "keras models"
 _SHAPES = "_ipu_emulator_shapes"
+_STATE_SHARDING = "replicated_optimizer_state_sharding"
+_OPTIMIZER_ARGUMENTS = ("dtype", "name", "offload_weight_update_variables", _STATE_SHARDING)
 _REFUSED_OPTIMIZER_ARGUMENTS = ("opt", "num_mini_batches", "experimental_normalize_gradients")
 _REFUSED_INFEED_ARGUMENTS = ("dataset", "infeed_spec", "element_spec")
 _REFUSED_OUTFEED_ARGUMENTS = ("outfeed_mode", "device_ordinal")
@@ -100,7 +110,13 @@ def set_gradient_accumulation_options(
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ValueError(f"gradient_accumulation_steps_per_replica must be an int of 1 or more, not {steps!r}.")
     _refuse(gradient_accumulation_optimizer_kwargs, _REFUSED_OPTIMIZER_ARGUMENTS, "gradient accumulation optimizer")
+    for name in gradient_accumulation_optimizer_kwargs:
+        if name not in _OPTIMIZER_ARGUMENTS:
+            raise TypeError(f"set_gradient_accumulation_options() got an unexpected keyword argument {name!r}.")
+    sharding = {_STATE_SHARDING: gradient_accumulation_optimizer_kwargs.get(_STATE_SHARDING)}
+    model_strategy.refuse_tensor_sharding(self.distribute_strategy, **sharding)
     options = options_of(self)
+    options.accumulator_dtype = gradient_accumulation_optimizer_kwargs.get("dtype")
     options.method = Method.parse(gradient_accumulation_reduction_method)
     if steps is not None:
         options.accumulation = steps
@@ -275,10 +291,13 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     if not is_on_ipu(self):
         return _stock["make_train_function"](self, force)
     model_building.build_optimizer(self)
-    pipelined = pipelines.is_pipelined(self)
-    method = pipelining_of(self).method if pipelined else options_of(self).method
+    options: Any = pipelining_of(self) if pipelines.is_pipelined(self) else options_of(self)
     shape = _execution_shape(
-        self, accumulation=_accumulation(self), mean=method is not Method.SUM, each_step=reports_each_step(self)
+        self,
+        accumulation=_accumulation(self),
+        method=options.method,
+        accumulator_dtype=options.accumulator_dtype,
+        each_step=reports_each_step(self),
     )
 
     def make(model: Any, shape: Shape) -> Callable[[Any], Any]:

@@ -27,7 +27,7 @@ from tf_ipu_dp.emulator.keras.stage_assignments import (
     title_of,
     trace_calls,
 )
-from tf_ipu_dp.emulator.runtime import pipeline_layout
+from tf_ipu_dp.emulator.runtime import model_strategy, pipeline_layout
 from tf_ipu_dp.emulator.runtime.pipeline_layout import PipelineSchedule
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
@@ -51,6 +51,7 @@ _ACCEPTED = (
     "replicated_weight_sharding",
     "weight_update_poplar_options",
 )
+_SHARDING = ("replicated_optimizer_state_sharding", "replicated_weight_sharding")
 _REFUSED = (
     "batch_serialization_iterations",
     "computational_stages",
@@ -138,6 +139,8 @@ def set_pipelining_options(
         if name not in _ACCEPTED:
             raise TypeError(f"set_pipelining_options() got an unexpected keyword argument {name!r}.")
     pipeline_layout.check_options(**pipelining_kwargs)
+    sharding = {name: pipelining_kwargs.get(name) for name in _SHARDING}
+    model_strategy.refuse_tensor_sharding(self.distribute_strategy, **sharding)
 
     options = pipelining_of(self)
     if steps is not None:
@@ -220,7 +223,10 @@ def _check_options(model: Any, training: bool) -> None:
             "A pipelined model cannot be trained before set_pipelining_options has set "
             "gradient_accumulation_steps_per_replica."
         )
-    pipeline_layout.check_layout(count, _devices(model), options.schedule, training, *lists)
+    pipeline_layout.check_layout(
+        count, _devices(model), options.schedule, training, *lists,
+        weight_update=options.others.get("weight_update_poplar_options"),
+    )  # fmt: skip
     state = pipeline_state_of(model)
     if training and not state.warned and any(isinstance(layer, _BATCH_NORM) for layer in _inner_layers(model)):
         state.warned = True

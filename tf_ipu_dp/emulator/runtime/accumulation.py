@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import graph_loops, replicas
 from tf_ipu_dp.emulator.sdk_api.ipu import loops
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
@@ -47,13 +48,7 @@ class Window:
         ]
         if self.count == 1:
             return update(arrived)
-        times = loops.innermost_count()
-        if times is not None and times % self.count:
-            raise tf.errors.FailedPreconditionError(
-                None,
-                None,
-                f"{self.count} micro batches are accumulated, which does not divide the loop's {times}.",
-            )
+        _check_loop(self.count)
         state = self._state_for(variables)
         position = state.position.read_value()
         reduced = [
@@ -88,6 +83,27 @@ class Window:
                     ],
                 )
         return self._states[key]
+
+
+def _check_loop(count: int) -> None:
+    """Refuses what the compiler refuses: it must know the length of the loop around, and the window must divide it.
+
+    The length of a loop over `tf.range`, and of one with a condition, is not known here, so these are accepted.
+    """
+    loop = loops.innermost()
+    if loop is not None and loop.iterations is not None:
+        if loop.iterations % count == 0:
+            return
+        reason = f"which does not divide the loop's {loop.iterations}"
+    elif replicas.current() is None:
+        return
+    elif loop is not None and loop.is_counted:
+        reason = "but the length of the loop around is not known when the program is compiled"
+    elif loop is None and not graph_loops.is_in_loop():
+        reason = "but there is no loop around: use ipu.loops.repeat, or tf.range of a constant"
+    else:
+        return
+    raise tf.errors.FailedPreconditionError(None, None, f"{count} micro batches are accumulated, {reason}.")
 
 
 def add_gradient(method: Method, count: int, accumulated: Any, gradient: Any, position: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import def_function, function
 
 try:
@@ -20,10 +21,12 @@ from tf_ipu_dp.emulator import patches
 from tf_ipu_dp.emulator.runtime import batch_norm, feeds, instances, random_numbers, replicas
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue
 from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 _traced: Any = weakref.WeakKeyDictionary()  # tf.functions by the functions they were made from
+_origins: Any = weakref.WeakKeyDictionary()  # the tf.functions that concrete functions were made from
 _copies: Any = weakref.WeakKeyDictionary()  # by user's function, then by number of IPUs of the device
 
 
@@ -31,6 +34,7 @@ def extend_tensorflow() -> None:
     """Makes functions depend on the program of the device that calls them. Calling it twice is harmless."""
     _ignore_jit_compile()
     _cache_functions_by_program()
+    _remember_origins()
 
 
 def is_traced(fn: Any) -> bool:
@@ -41,9 +45,28 @@ def is_traced(fn: Any) -> bool:
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
     by_keras = getattr(fn, "__module__", "").startswith("keras.")  # it runs a model that was made outside the scope
-    if replicas.current() is None and not by_keras and strategy.ipus() > 1:
-        return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
+    if replicas.current() is None and not by_keras:
+        if strategy.ipus() > 1:
+            return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            status = ag_ctx.control_status_ctx().status
+            return _run_on_one_replica_in_graph(strategy, fn, tuple(args), kwargs or {}, status)
     return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs, options=options)
+
+
+@tf.autograph.experimental.do_not_convert
+def _run_on_one_replica_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any], status: Any) -> Any:
+    """`status` is autograph's around the call: the user's function is converted as it would be there."""
+    system = ipu_config.configured_system()
+    system.attach()
+    with strategy.scope(), replicas.tracing(replicas.Program(1)):
+        if system.only_compiles():
+            if isinstance(fn, _CONCRETE):
+                return zeros_like(fn.structured_outputs)
+            concrete = _as_replica(strategy, as_function(fn)._clone(None).get_concrete_function, args, kwargs)
+            return zeros_like(concrete.structured_outputs)
+        with ag_ctx.ControlStatusCtx(status):
+            return tf.compat.v1.distribute.Strategy.run(strategy, fn, args=args, kwargs=kwargs)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -52,7 +75,7 @@ def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[s
         raise NotImplementedError(
             "strategy.run() in a graph of TensorFlow 1 cannot be emulated on more than one replica."
         )
-    _refuse_concrete(fn, strategy.ipus())
+    fn = _origin_of(fn)
 
     def call(*own_args: Any, **own_kwargs: Any) -> Any:
         results = fn(*own_args, **own_kwargs)
@@ -64,6 +87,8 @@ def _run_concurrently_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Dict[s
         concurrent = _trace_for_fitting_replicas(
             strategy.ipus(), lambda program: _make_concurrent(strategy, function._clone(None), args, kwargs, program)
         )
+        if ipu_config.configured_system().only_compiles():
+            return zeros_like(concurrent.concrete.structured_outputs)
         return concurrent.call_in_graph(_split(args, kwargs)[0])
 
 
@@ -141,8 +166,9 @@ def _compile(
     strategy: Any, system: Any, fn: Any, args: Any, kwargs: Dict[str, Any], check_types: bool
 ) -> _CompiledProgram:
     count = strategy.ipus()
+    if isinstance(fn, _CONCRETE) and count > 1:
+        fn, check_types = _origin_of(fn), False
     if isinstance(fn, _CONCRETE):
-        _refuse_concrete(fn, count)
         return _CompiledProgram(lambda: _as_replica(strategy, fn, args, kwargs), fn.structured_outputs)
     # As for any tf.function, an array is data, and not a constant that the program is traced for.
     args, kwargs = tf.nest.map_structure(
@@ -159,19 +185,29 @@ def _compile(
             own.replicas = program.replicas
         return _trace(strategy, own.function, args, kwargs, program, check_types)
 
-    return _trace_for_fitting_replicas(replicas_before, trace)
+    return _trace_for_fitting_replicas(replicas_before, trace, tf.nest.flatten((args, kwargs)))
 
 
-def _trace_for_fitting_replicas(count: int, trace: Callable[[replicas.Program], Any]) -> Any:
-    """Traces a program for this many replicas, or for fewer if it has pipelines or shards, which take several IPUs."""
+def _trace_for_fitting_replicas(
+    count: int, trace: Callable[[replicas.Program], Any], arguments: Sequence[Any] = ()
+) -> Any:
+    """Traces a program for this many replicas, or for fewer if it has pipelines or shards, which take several IPUs.
+
+    `arguments` may have iterators. Those that it takes elements from otherwise are found while tracing.
+    """
     while True:
         program = replicas.Program(count)
         try:
-            return trace(program)
+            compiled = trace(program)
+            break
         except Exception:
             if not 0 < program.fitting_replicas < count:
                 raise
             count = program.fitting_replicas
+    for iterator in (*arguments, *program.iterators):
+        if isinstance(iterator, ipu_infeed_queue.IPUOwnedIterator):
+            iterator.feed(count)
+    return compiled
 
 
 def _trace(
@@ -234,12 +270,16 @@ def _make_concurrent(
     return ConcurrentFunction(call, tensors, program)
 
 
-def _refuse_concrete(fn: Any, count: int) -> None:
-    if isinstance(fn, _CONCRETE) and count > 1:
+def _origin_of(fn: Any) -> Any:
+    """Returns the function that a concrete one was made from, to trace it for several replicas; others as they are."""
+    if not isinstance(fn, _CONCRETE):
+        return fn
+    if fn not in _origins:
         raise NotImplementedError(
-            f"A ConcreteFunction cannot be emulated on {count} replicas: it was traced without knowing them. "
-            "Give the tf.function itself to strategy.run()."
+            "This ConcreteFunction cannot be emulated on several replicas: it was made before an IPU strategy, or not "
+            "by get_concrete_function. Give the tf.function itself to strategy.run()."
         )
+    return _origins[fn]
 
 
 def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -284,6 +324,22 @@ def _ignore_jit_compile() -> None:
         vars(self)["_jit_compile"] = value
 
     patches.set_attribute("jit compilation", def_function.Function, "_jit_compile", property(get, set_))
+
+
+def _remember_origins() -> None:
+    """Makes concrete functions known by the functions that they were made from."""
+    if patches.is_applied("concrete functions"):
+        return
+    stock = def_function.Function.get_concrete_function
+
+    @functools.wraps(stock)
+    def get_concrete_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        concrete = stock(self, *args, **kwargs)
+        if replicas.current() is None:
+            _origins[concrete] = self
+        return concrete
+
+    patches.set_attribute("concrete functions", def_function.Function, "get_concrete_function", get_concrete_function)
 
 
 def _cache_functions_by_program() -> None:

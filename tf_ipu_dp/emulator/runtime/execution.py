@@ -17,7 +17,6 @@ from tf_ipu_dp.emulator.runtime import (
     feeds,
     gradient_reduction,
     graph_loops,
-    instances,
     metrics,
     model_building,
     model_strategy,
@@ -32,7 +31,7 @@ from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
 from tf_ipu_dp.emulator.runtime.model_strategy import call_as_replica
 from tf_ipu_dp.emulator.runtime.moving_statistics import InstanceStatistics, MovingStatistics
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
-from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue, loops
 
 in_use: List[Any] = []  # iterators that executions have read, until the run over them ends
 
@@ -41,12 +40,19 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
     """Returns the function of an execution that trains: iterator in, logs out."""
 
     def train(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
+        # A loop even for one step, which is not in the graph then: what optimizers accumulate must divide it.
+        with loops.tracing_body_of(loops.Loop(shape.steps // shape.accumulation)):
+            return train_in_loop(iterator, replica_metrics)
+
+    def train_in_loop(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
         spans_instances = model_strategy.spans_instances(model)
         if shape.replicas * shape.accumulation == 1 and not spans_instances:
             _train_like_keras(model, shape, iterator, replica_metrics)
-            return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+            return replica_metrics.logs()
         updates = shape.steps // shape.accumulation
-        packing = gradient_reduction.Packing(model.trainable_variables)
+        packing = gradient_reduction.Packing(
+            model.trainable_variables, gradient_reduction.accumulator_dtypes(model, shape)
+        )
         statistics = InstanceStatistics(model) if spans_instances else None
 
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
@@ -74,19 +80,19 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
 
         if statistics is None:
             graph_loops.repeat(updates, update)
-            return replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+            return replica_metrics.logs()
         if updates == 1:  # in one exchange
-            contributions = [accumulate(), statistics.contribution(), replica_metrics.contribution()]
-            sums, totals, results = gradient_reduction.all_reduce(
+            contributions = [accumulate(), statistics.contribution()]
+            sums, totals = gradient_reduction.all_reduce(
                 model, replica_metrics.concurrent, "update", contributions, has_gradients=True
             )
             gradient_reduction.apply(model, packing, sums)
         else:
             graph_loops.repeat(updates, update)
-            contributions = [statistics.contribution(), replica_metrics.contribution()]
-            totals, results = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "results", contributions)
+            contributions = [statistics.contribution()]
+            (totals,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "statistics", contributions)
         statistics.assign_mean(totals)
-        return replica_metrics.logs(results)
+        return replica_metrics.logs()
 
     return _Execution(model, shape, train, "train_step")
 
@@ -109,9 +115,9 @@ def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, An
         count = shape.steps * replica_metrics.slices
         if type(model).test_step is tf.keras.Model.test_step:
             graph_loops.repeat(count, step, in_flight=graph_loops.IN_FLIGHT)
-            logs = replica_metrics.logs(_all_reduce_results(model, replica_metrics))
+            logs = replica_metrics.logs()
         else:
-            logs = _returned_logs(model, replica_metrics, count, own_step)
+            logs = _returned_logs(replica_metrics, count, own_step)
         model._test_counter.assign_add(shape.steps)
         return logs
 
@@ -245,32 +251,19 @@ def _train_like_keras(model: Any, shape: Shape, iterator: Any, replica_metrics: 
     graph_loops.repeat(shape.steps, update)
 
 
-def _returned_logs(model: Any, replica_metrics: ReplicaMetrics, count: int, step: Callable[[Any], Any]) -> Any:
-    """Returns the logs of steps that are the program's own: what the last step of each replica has returned.
-
-    They need not be metrics, so the mean over the instances is taken of them.
-    """
+def _returned_logs(replica_metrics: ReplicaMetrics, count: int, step: Callable[[Any], Any]) -> Any:
+    """Returns the logs of steps that are the program's own: what the last step of each local replica has returned."""
     first = step(tf.constant(0))
     steps = [value[tf.newaxis] for value in tf.nest.flatten(first)]
     if count > 1:
         steps = [tf.concat(parts, axis=0) for parts in zip(steps, graph_loops.stack(count - 1, step, first))]
     last = [values[-replica_metrics.slices :] for values in steps]
     if replica_metrics.concurrent:
-        own = gradient_reduction.Contribution(
-            [values[0] for values in last], lambda values: replica_metrics.reduce(tf.stack(values))
-        )
+        own = [values[0] for values in last]
+        reduced = replicas.all_reduce(own, lambda values: replica_metrics.reduce(tf.stack(values)))
     else:
-        own = gradient_reduction.Contribution([replica_metrics.reduce(values) for values in last])
-    (reduced,) = gradient_reduction.all_reduce(model, replica_metrics.concurrent, "results", [own])
-    if model_strategy.spans_instances(model):
-        reduced = [value / tf.cast(instances.count(), value.dtype) for value in reduced]
+        reduced = [replica_metrics.reduce(values) for values in last]
     return tf.nest.pack_sequence_as(first, reduced)
-
-
-def _all_reduce_results(model: Any, replica_metrics: ReplicaMetrics) -> List[Any]:
-    return gradient_reduction.all_reduce(
-        model, replica_metrics.concurrent, "results", [replica_metrics.contribution()]
-    )[0]
 
 
 def _reduce_over_replicas(outputs: Any, shape: Shape) -> Any:

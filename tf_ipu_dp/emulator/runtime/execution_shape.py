@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import FrozenSet, Optional
+from typing import Any, FrozenSet, Optional
+
+from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +15,8 @@ class Shape:
     steps: int
     replicas: int
     accumulation: int = 1
-    mean: bool = False  # of the accumulated micro batches, in place of their sum
+    method: Method = Method.SUM  # how the gradients of accumulated micro batches are reduced
+    accumulator_dtype: Any = None  # None for the variable's, a type, or a function of the variable
     metrics: str = "NONE"  # how the replicas' metrics are reduced
     each_step: bool = False  # whether the host gets the metrics of every step
     configuration: int = 0  # the number of the device's configuration

@@ -74,6 +74,28 @@ def examining() -> Iterator[None]:
         callbacks.remove_op_callback(examine)
 
 
+@contextlib.contextmanager
+def saturating() -> Iterator[None]:
+    """Inside, traced operations limit 16-bit numbers to the largest one, as an IPU does unless `nanoo` is set."""
+    if _behaviour.nanoo:
+        yield
+        return
+    callbacks = context.context()
+    callbacks.add_op_callback(_saturate_outputs)
+    try:
+        yield
+    finally:
+        callbacks.remove_op_callback(_saturate_outputs)
+
+
+def saturate(tensor: Any) -> Any:
+    """Returns a tensor with the largest 16-bit number where it is infinite; unchanged if overflows become NaN."""
+    if _behaviour.nanoo:
+        return tensor
+    largest = tf.sign(tensor) * tf.cast(tf.float16.max, tensor.dtype)
+    return tf.where(tf.math.is_inf(tensor), largest, tensor)
+
+
 def explain(error: Exception) -> Optional[str]:
     """Returns what the Poplar runtime reports for an error that a traced check has raised; None for other errors."""
     message = str(getattr(error, "message", error))
@@ -82,6 +104,16 @@ def explain(error: Exception) -> Optional[str]:
         if found:
             return f"[Poplar][Execute engine] floating point exception: {sentence} in the operation {rest.split()[0]}."
     return None
+
+
+def _saturate_outputs(
+    op_type: str, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
+) -> Any:
+    """Called by TensorFlow for every operation; what it returns replaces the outputs of a traced one."""
+    del inputs, attrs, op_name
+    if graph is None or op_type in _SKIPPED:
+        return outputs
+    return [saturate(output) if output.dtype == tf.float16 else output for output in outputs]
 
 
 class _Examiner:

@@ -2,7 +2,7 @@
 
 1. `micro_batch_gradients` runs the model's own training step on one micro batch, without its update.
 2. `accumulate` adds up the gradients of an update in place: over the micro batches of a replica, and over the replicas
-   of this instance if they are time-sliced. The mean over the accumulated micro batches, if requested, is taken here.
+   of this instance if they are time-sliced. A mean over the accumulated micro batches, if requested, is taken here.
 3. `all_reduce` sums over the replicas of this instance that run concurrently, then over all instances.
 4. `apply` makes one weight update of the sums, which is the same on all replicas.
 
@@ -20,7 +20,9 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, optimizer_meter, replicas
+from tf_ipu_dp.emulator.runtime.accumulation import accumulator_dtype
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 # How much of the backward pass is left when the next forward pass begins, counted in gradients. The later it begins,
 # the more of the earlier activations are freed: with this value two passes take little more memory than one.
@@ -75,22 +77,25 @@ def accumulate(
     `next_gradients` returns the gradients of a replica's next micro batch. It takes the replica's number, and what was
     accumulated before: the device is busy, and does not wait for input, until that is computed.
     """
-    zeros = packing.zeros(_accumulator_dtypes(packing))
+    mean = _MeanOfMicroBatches(shape)
+    zeros = packing.zeros(_summing_dtypes(packing))
     packed_count = len(zeros)
     until: List[Any] = []
 
     def step_of_all_replicas(number: Any, *total: Any) -> List[Any]:
-        del number
         start = state.begin()
 
         def step_of_one_replica(replica: Any, *carried: Any) -> List[Any]:
             state.restore(start)
             gradients = next_gradients(replica, carried)
             until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
-            totals = [before + tf.cast(each, before.dtype) for before, each in zip(carried, packing.pack(gradients))]
+            totals = [
+                before + mean.share(tf.cast(each, before.dtype), number)
+                for before, each in zip(carried, packing.pack(gradients))
+            ]
             return totals + state.collect(carried[packed_count:], start, replica)
 
-        carried = [*total, *(state.zeros() if start else [])]
+        carried = [*(mean.before(each, number) for each in total), *(state.zeros() if start else [])]
         carried = graph_loops.repeat(slices, step_of_one_replica, carried, graph_loops.IN_FLIGHT, until)
         state.finish(carried[packed_count:])
         model._train_counter.assign_add(1)
@@ -100,7 +105,44 @@ def accumulate(
         total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros)
     else:
         total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros, graph_loops.IN_FLIGHT, until)
-    return [gradient / tf.cast(shape.accumulation, gradient.dtype) for gradient in total] if shape.mean else total
+    return [mean.finish(gradient) for gradient in total]
+
+
+class _MeanOfMicroBatches:
+    """How accumulated gradients become a mean, if one is requested.
+
+    Sums of 16-bit numbers overflow. So there MEAN adds g / A, and RUNNING_MEAN keeps the mean of the micro batches so
+    far, as the SDK does. In other types the sum is divided once at the end, which takes less time and rounds less.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._count = shape.accumulation
+        self._method = shape.method if shape.accumulation > 1 else Method.SUM
+
+    def before(self, total: Any, number: Any) -> Any:
+        """Returns the accumulated gradients as they are before the micro batch with a number is added."""
+        if self._method is not Method.RUNNING_MEAN or not _is_narrow(total):
+            return total
+        position = tf.cast(number, total.dtype)
+        return total * (position / (position + 1))
+
+    def share(self, gradient: Any, number: Any) -> Any:
+        """Returns what the micro batch with a number adds."""
+        if self._method is Method.SUM or not _is_narrow(gradient):
+            return gradient
+        if self._method is Method.MEAN:
+            return gradient / tf.cast(self._count, gradient.dtype)
+        return gradient / (tf.cast(number, gradient.dtype) + 1)
+
+    def finish(self, total: Any) -> Any:
+        """Returns the reduced gradients."""
+        if self._method is Method.SUM or _is_narrow(total):
+            return total
+        return total / tf.cast(self._count, total.dtype)
+
+
+def _is_narrow(tensor: Any) -> bool:
+    return bool(tensor.dtype.size < tf.float32.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +164,7 @@ def all_reduce(
     """Returns the tensors of each contribution, combined over the concurrent replicas and summed over the instances.
 
     All of them are sent in one exchange, because for a small model each exchange takes longer than the computation. So
-    metrics and moving statistics are sent with the gradients if an execution makes one update.
+    moving statistics are sent with the gradients if an execution makes one update.
     """
     tensors = [tensor for each in contributions for tensor in each.tensors]
     combines = [each.combine for each in contributions for _ in each.tensors]
@@ -167,23 +209,26 @@ class Packing:
     copying them would cost memory.
     """
 
-    def __init__(self, like: Sequence[Any]) -> None:
+    def __init__(self, like: Sequence[Any], dtypes: Optional[Sequence[Any]] = None) -> None:
+        """`dtypes`: the types that tensors are packed in, if they are not those of `like`."""
+        own = dtypes or [tf.as_dtype(each.dtype).base_dtype for each in like]
         self._shapes = [tf.TensorShape(each.shape) for each in like]
         self._sizes = [shape.num_elements() for shape in self._shapes]
         self._unpacked: List[int] = []
         vectors: Dict[Any, List[int]] = {}
-        for place, each in enumerate(like):
-            size = self._sizes[place]
+        for place, size in enumerate(self._sizes):
             if size is None or size >= _LARGE:
                 self._unpacked.append(place)
             else:
-                vectors.setdefault(tf.as_dtype(each.dtype).base_dtype, []).append(place)
+                vectors.setdefault(own[place], []).append(place)
         self._vectors = list(vectors.values())
-        self._dtypes = [*vectors, *(tf.as_dtype(like[place].dtype).base_dtype for place in self._unpacked)]
+        self._dtypes = [*vectors, *(own[place] for place in self._unpacked)]
+        self._own = list(own)
 
     def pack(self, tensors: Sequence[Any]) -> List[Any]:
         """Returns the vectors, then the large tensors."""
         flat = tf.constant([-1])
+        tensors = [tf.cast(tensor, dtype) for tensor, dtype in zip(tensors, self._own)]
 
         def flatten(place: int) -> Any:
             if self._shapes[place].rank == 1:
@@ -215,8 +260,14 @@ class Packing:
         return [tf.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes or self._dtypes)]
 
 
-def _accumulator_dtypes(packing: Packing) -> List[Any]:
-    """Returns the types in which gradients are added up.
+def accumulator_dtypes(model: Any, shape: Shape) -> List[Any]:
+    """Returns the types of the gradients that the optimizer gets: those of the accumulators if there are any."""
+    choice = shape.accumulator_dtype if shape.accumulation > 1 else None
+    return [accumulator_dtype(choice, variable) for variable in model.trainable_variables]
+
+
+def _summing_dtypes(packing: Packing) -> List[Any]:
+    """Returns the types in which packed gradients are added up.
 
     In deterministic mode, sums are so exact that the order in which instances and replicas add makes no difference.
     Otherwise the last bit sometimes decides on which side of a ReLU a value is.

@@ -75,6 +75,21 @@ def fitting_control_flow() -> Iterator[None]:
         tf.compat.v1.enable_control_flow_v2()
 
 
+def is_in_loop() -> bool:
+    """Whether what is traced now is in the body of a loop of the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        scope = graph._get_control_flow_context()
+        while scope is not None:
+            if scope.IsWhileContext():
+                return True
+            scope = scope.outer_context
+        if type(graph).__name__ == "WhileBodyFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def stack(count: int, step: Callable[[Any], Any], like: Any) -> List[Any]:
     """Returns the stacked results of the steps 1 to `count`, which have the types and shapes of `like`."""
     arrays = [tf.TensorArray(each.dtype, count, element_shape=each.shape) for each in tf.nest.flatten(like)]

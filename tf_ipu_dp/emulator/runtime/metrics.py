@@ -11,9 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
-from tf_ipu_dp.emulator.runtime import instances, model_strategy, replicas
+from tf_ipu_dp.emulator.runtime import replicas
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
-from tf_ipu_dp.emulator.runtime.gradient_reduction import Contribution
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue
 
 _LOGS = "_ipu_emulator_step_logs"
@@ -58,33 +57,18 @@ class ReplicaMetrics:
         if self._shape.each_step:
             step_logs(self._model).enqueue(logs or metric_results(self._model))
 
-    def contribution(self) -> Contribution:
-        """Returns what `logs` needs from all replicas and instances."""
-        if self.concurrent:
-            results = [tf.convert_to_tensor(value) for value in metric_results(self._model).values()]
-            return Contribution(results, lambda values: self.reduce(tf.stack(values)))
-        if self._shape.replicas > 1:
-            return Contribution([self._bank(variable).read_value() for variable in self._variables()])
-        spans_instances = model_strategy.spans_instances(self._model)
-        return Contribution([variable.read_value() for variable in self._variables()] if spans_instances else [])
+    def logs(self) -> Dict[str, Any]:
+        """Returns the logs of this instance: metrics of its last replica, or of all of them.
 
-    def logs(self, reduced: Sequence[Any]) -> Dict[str, Any]:
-        """Returns the logs from the reduced contributions: metrics of the last replica or of all."""
-        spans = model_strategy.spans_instances(self._model)
+        Instances are not reduced over, as in the SDK: programs that report metrics of the whole job all-reduce them.
+        """
         if self.concurrent:
-            return {
-                name: value / tf.cast(instances.count(), value.dtype) if spans else value
-                for name, value in zip(metric_results(self._model), reduced)
-            }
-        if self._shape.replicas == 1 and not spans:
+            results = metric_results(self._model)
+            tensors = [tf.convert_to_tensor(value) for value in results.values()]
+            return dict(zip(results, replicas.all_reduce(tensors, lambda values: self.reduce(tf.stack(values)))))
+        if self._shape.replicas == 1:
             return metric_results(self._model)
-        own = [variable.read_value() for variable in self._variables()] if spans else []
-        logs = self._results_with(reduced) if self._shape.replicas == 1 else self._logs_of_replicas(reduced)
-        with tf.control_dependencies(list(logs.values())):
-            # Back to this instance's values: the host adds up over the instances when it reads them.
-            for variable, value in zip(self._variables(), own):
-                variable.assign(value)
-        return logs
+        return self._logs_of_replicas([self._bank(variable).read_value() for variable in self._variables()])
 
     def reduce(self, values: Any) -> Any:
         """Returns what is reported of the replicas' values, which are stacked."""

@@ -12,6 +12,13 @@ def spans_instances(model: Any) -> bool:
     return instances.count() > 1 and getattr(model.distribute_strategy, "spans_instances", False)
 
 
+def refuse_tensor_sharding(strategy: Any, **options: Any) -> None:
+    """Refuses options that divide tensors between replicas under PopDistStrategy, which does not support them."""
+    for name, value in options.items():
+        if value and getattr(strategy, "spans_instances", False):
+            raise NotImplementedError(f"{name} is not supported with PopDistStrategy.")
+
+
 def call_as_replica(model: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls the function in the replica context of the model's strategy."""
     strategy = model.distribute_strategy

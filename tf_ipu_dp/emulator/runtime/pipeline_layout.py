@@ -75,6 +75,7 @@ def check_layout(
     schedule: PipelineSchedule,
     training: bool,
     *stage_options: Optional[Sequence[Any]],
+    weight_update: Optional[PipelineStageOptions] = None,
 ) -> None:
     """Raises for too few stages, for lists of a wrong length, and for an unsupported device mapping."""
     if stages < 2:
@@ -87,6 +88,8 @@ def check_layout(
         for stage, own in enumerate(options or ()):
             for name, value in vars(own).items():
                 poplar_options.check(f"{name} of stage {stage}", value)
+    for name, value in vars(weight_update).items() if weight_update is not None else ():
+        poplar_options.check(f"{name} of the weight update", value)
     used = flat(devices)
     if training and schedule == PipelineSchedule.Interleaved and len(set(used)) != len(used):
         raise NotImplementedError("Training with the Interleaved schedule needs a separate device for every stage.")

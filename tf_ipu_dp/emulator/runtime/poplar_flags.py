@@ -21,6 +21,7 @@ _TEXTS = (
 )  # fmt: skip
 _KNOWN = (*_SWITCHES, *_NUMBERS, *_TEXTS)
 _CATEGORIES = ("infeed", "outfeed", "seed", "hostembedding", "parameters")
+_SHORTEST_POLL_MS = 100
 _PROGRESS = ("true", "false", "auto")
 _INITIALIZER = re.compile("random|uniform|normal|-?[0-9]+")
 
@@ -58,6 +59,8 @@ def _check(name: str, value: str) -> str:
         allowed = "" if value in ("true", "false") else "true or false"
     elif name in _NUMBERS:
         allowed = "" if re.fullmatch("-?[0-9]+", value) else "a whole number"
+        if not allowed and name == "on_demand_device_poll_time" and int(value) < _SHORTEST_POLL_MS:
+            allowed = f"{_SHORTEST_POLL_MS} ms or more"
     elif name == "show_progress_bar":
         allowed = "" if value in _PROGRESS else ", ".join(_PROGRESS)
     elif name == "synthetic_data_categories":

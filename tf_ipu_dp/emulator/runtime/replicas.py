@@ -37,6 +37,7 @@ class Program:
     ipus_per_replica: int = 1  # that the pipelines and shards traced so far take
     in_session: bool = False  # in a graph of TensorFlow 1: the device is known only when a session runs it
     random_ops: int = 0
+    iterators: List[Any] = dataclasses.field(default_factory=list)  # of the host, that the program takes elements from
 
 
 _tracing = threading.local()

@@ -168,7 +168,7 @@ def _describe(ipu: int, owner: Optional[registry.Owner], activity: Dict[str, str
         "ipuof server version": tf_ipu_dp.__version__,
         "firmware version": "emulated",
         "reconfigurable partition": "0",
-        "remote buffers supported": "0",
+        "remote buffers supported": "1",
     }
     if owner:
         device.update(

@@ -326,3 +326,7 @@ def test_nobody_is_told_to_remove_a_directory_of_others(tmp_path):
         f"{tmp_path} is not a private directory of this user (mode 0700); set IPU_EMULATOR_DIR to one that does not "
         f"exist yet, like {tmp_path}/ipu_emulator"
     )
+
+
+def test_the_emulated_ipus_support_remote_buffers(emulator_dir):
+    assert set(gcipuinfo.gcipuinfo().getNamedAttributeForAll("remote buffers supported")) == {"1"}

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.keras_ipu import optimizers
 
 v2 = getattr(tf.keras.optimizers, "legacy", tf.keras.optimizers)
@@ -41,11 +43,11 @@ def test_a_float16_model_whose_gradients_overflow_ends_with_a_finite_and_smaller
     assert 1 < als.loss_scaling_factor.numpy() < 32768
 
 
-def test_a_gradient_that_has_overflowed_counts_as_the_largest_number():
+def test_a_gradient_that_has_overflowed_counts_as_the_largest_number_and_one_that_is_nan_stays_so():
     als = optimizers.ALSOptimizer(v2.SGD(0.125), initial_loss_scaling_factor=4096, update_frequency=100)
     variable = tf.Variable(np.ones(4, "float16"))
     als.apply_gradients([(tf.constant([np.inf, -np.inf, np.nan, 4096.0], tf.float16), variable)])
-    np.testing.assert_allclose(variable.numpy(), [1 - 2, 1 + 2, 1, 1 - 0.125], rtol=1e-3)
+    np.testing.assert_allclose(variable.numpy(), [1 - 2, 1 + 2, np.nan, 1 - 0.125], rtol=1e-3)
     np.testing.assert_array_equal(als.histogram.numpy(), [1, 3])
 
 
@@ -57,7 +59,48 @@ def test_only_what_was_computed_in_float16_saturates():
     overflowed = tf.constant([np.inf, np.nan])
     als.apply_gradients([(overflowed, single), (overflowed[tf.newaxis], mixed.kernel)])
     np.testing.assert_array_equal(single.numpy(), [-np.inf, np.nan])
-    np.testing.assert_array_equal(mixed.get_weights()[0], [[-65504.0, 0.0]])
+    np.testing.assert_array_equal(mixed.get_weights()[0], [[-65504.0, np.nan]])
+
+
+def trained_with_overflow(optimizer, activation):
+    """A gradient of 2^16, which overflows, times one of 0, which is NaN on a host; returns the first weight."""
+    options = {"use_bias": False, "dtype": "float16", "kernel_initializer": "ones"}
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(1, input_shape=(1,), **options),
+            # Zero, but not a constant, which TensorFlow would optimise away.
+            tf.keras.layers.Lambda(lambda x: x * tf.cast(x > 2, x.dtype), dtype="float16"),
+            tf.keras.layers.Activation(activation, dtype="float16"),
+            tf.keras.layers.Lambda(lambda x: x * 256, dtype="float16"),
+        ]
+    )
+    model.compile(optimizer, lambda y, p: tf.cast(p, tf.float16) * 256)
+    model.fit(np.ones((2, 1), "float16"), np.ones((2, 1), "float16"), batch_size=1, verbose=0)
+    return model.get_weights()[0].item()
+
+
+@pytest.fixture
+def device(emulator_dir):
+    """Configures an IPU with or without `nanoo` and returns a strategy on it."""
+
+    def configure(nanoo):
+        config = ipu_config.IPUConfig()
+        config.floating_point_behaviour.nanoo = nanoo
+        config.configure_ipu_system()
+        return ipu_strategy.IPUStrategy()
+
+    yield configure
+    ipu_config.reset_ipu_configuration()
+
+
+@pytest.mark.parametrize("kind", ["ALSOptimizer", "ALSOptimizerSGD"])
+def test_overflows_of_the_backward_pass_are_limited_or_nan_as_configured_and_other_nan_are_not_hidden(device, kind):
+    make = {"ALSOptimizer": lambda: optimizers.ALSOptimizer(v2.SGD(1.0)), "ALSOptimizerSGD": optimizers.ALSOptimizerSGD}
+    with device(nanoo=False).scope():
+        assert trained_with_overflow(make[kind](), "linear") == 1
+        assert np.isnan(trained_with_overflow(make[kind](), lambda x: tf.sqrt(x - 1)))
+    with device(nanoo=True).scope():
+        assert np.isnan(trained_with_overflow(make[kind](), "linear"))
 
 
 @pytest.mark.parametrize("rule", ["own sgd", "own adam", "own rmsprop", "own centered"])

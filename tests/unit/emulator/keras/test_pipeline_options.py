@@ -11,9 +11,10 @@ import tensorflow as tf
 from pipelined_models import Subclass, assign, dense, diamond, sequential, staged
 
 from tf_ipu_dp.emulator.keras import model_options, models, pipelines
+from tf_ipu_dp.emulator.sdk_api.ipu.distributed import popdist_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from tf_ipu_dp.emulator.sdk_api.ipu.ops.pipelining_ops import PipelineSchedule, PipelineStageOptions, RecomputationMode
-from tf_ipu_dp.emulator.sdk_api.keras_ipu import PipelineStage, extensions
+from tf_ipu_dp.emulator.sdk_api.keras_ipu import PipelineStage, extensions, optimizers
 
 layers = tf.keras.layers
 
@@ -102,6 +103,27 @@ def test_a_stage_with_a_negative_share_of_memory_is_refused(two_ipus):
     model.set_pipelining_options(4, forward_propagation_stages_poplar_options=options)
     with pytest.raises(tf.errors.InternalError, match="matmul_options of stage 1: availableMemoryProportion=-1"):
         pipelines.check_before_run(model, training=True)
+
+
+def test_a_weight_update_with_a_negative_share_of_memory_is_refused(two_ipus):
+    model, share = staged([0, 1]), PipelineStageOptions(slice_options={"availableMemoryProportion": "-1"})
+    model.set_pipelining_options(4, weight_update_poplar_options=share)
+    with pytest.raises(tf.errors.InternalError, match="slice_options of the weight update: availableMemoryProportion"):
+        pipelines.check_before_run(model, training=True)
+
+
+def test_tensors_cannot_be_sharded_under_popdist(emulator_dir):
+    with popdist_strategy.PopDistStrategy().scope():
+        model = staged([0, 1])
+        for name in ("replicated_optimizer_state_sharding", "replicated_weight_sharding"):
+            with pytest.raises(NotImplementedError, match=f"{name} is not supported with PopDistStrategy"):
+                model.set_pipelining_options(4, **{name: True})
+        sharded = {"replicated_optimizer_state_sharding": True}
+        with pytest.raises(NotImplementedError, match="not supported with PopDistStrategy"):
+            model.set_gradient_accumulation_options(4, **sharded)
+        with pytest.raises(NotImplementedError, match="not supported with PopDistStrategy"):
+            optimizers.GradientAccumulationOptimizer(tf.keras.optimizers.SGD(), 2, **sharded)
+        model.set_pipelining_options(4, replicated_weight_sharding=False)
 
 
 def test_a_pipelined_sequential_model_cannot_override_call(two_ipus):

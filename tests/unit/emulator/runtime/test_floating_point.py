@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import floating_point
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
-from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_compiler, ipu_strategy, loops, scopes
 
 HALF_MAX = 65504.0
 
@@ -161,6 +161,36 @@ def test_models_and_functions_are_traced_anew_for_another_configuration(device):
         strategy.run(program, args=[SINGLE])
     with pytest.raises(tf.errors.InternalError, match="oflo"):
         model.predict([[3e38]], batch_size=1, verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_programs_within_a_function_have_the_behaviour_too(device, replicas):
+    def within_a_function(strategy, function, value):
+        return tf.function(lambda: strategy.run(function, args=[value]))().numpy()
+
+    np.testing.assert_array_equal(within_a_function(device(replicas, "nanoo"), lambda x: x * 2, HALF), [2, np.nan])
+    np.testing.assert_array_equal(within_a_function(device(replicas), lambda x: x * 2, HALF), [2, np.inf])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="floating point exception oflo"):
+        within_a_function(device(replicas, "oflo"), lambda x: x * 2, SINGLE)
+
+
+def test_sessions_have_the_behaviour_in_loops_too(device):
+    def result_of(function, value):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            with scopes.ipu_scope("/device:IPU:0"):
+                made = ipu_compiler.compile(function, [tf.constant(value)])
+            return session.run(made)[0]
+
+    def doubled(x):
+        return loops.repeat(3, lambda y: y * 2, [x])
+
+    half = np.float16([1, 20000])
+    device(1, "nanoo")
+    np.testing.assert_array_equal(result_of(doubled, half), [8, np.nan])
+    device(1, "oflo")
+    np.testing.assert_array_equal(result_of(doubled, half[:1]), [8])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="floating point exception oflo"):
+        result_of(doubled, half)
 
 
 def test_other_errors_of_a_program_stay_what_they_are(device):

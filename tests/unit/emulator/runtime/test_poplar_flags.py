@@ -35,6 +35,7 @@ def test_flags_by_name_and_the_last_counts():
         ("--max_infeed_threads=two", "a whole number"),
         ("--max_infeed_threads", "a whole number"),
         ("--use_on_demand=maybe", "true or false"),
+        ("--on_demand_device_poll_time=99", "100 ms or more"),
         ("--show_progress_bar=on", "true, false, auto"),
         ("--executable_cache_path=", "a path"),
         ("--synthetic_data_categories=infeed,weights", "hostembedding"),

@@ -340,3 +340,19 @@ def test_legacy_optimizers_are_for_the_device_and_for_subclasses(scope):
     assert isinstance(tf.keras.optimizers.SGD(0.1, gradient_transformers=[lambda pairs: pairs]), legacy.SGD)
     if legacy is not tf.keras.optimizers:
         assert not isinstance(outside, legacy.Adam)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_concrete_function_runs_on_all_replicas_although_it_was_made_without_them(scope, replicas):
+    strategy = scope(replicas)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+
+    @tf.function
+    def program(value):
+        total.assign_add(cross_replica_ops.cross_replica_sum(value))
+        return tf.identity(total)
+
+    concrete = program.get_concrete_function(tf.TensorSpec([]))
+    assert float(strategy.run(concrete, args=[tf.constant(3.0)])) == 3 * replicas
+    assert float(tf.function(lambda: strategy.run(concrete, args=[tf.constant(1.0)]))()) == 4 * replicas

@@ -115,3 +115,16 @@ def test_random_input_is_finite_but_no_labels(flagged_scope, initializer):
         images, labels = strategy.run(draw, args=[iter(data)])
     assert np.isfinite(images).all() and np.std(images) > 0.1
     assert np.min(labels) < 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_program_within_a_function_reads_synthetic_input(flagged_scope, replicas):
+    strategy = flagged_scope(replicas, *sdk.SYNTHETIC_INPUT)
+    with strategy.scope():
+        iterator = iter(tf.data.Dataset.from_tensor_slices(IMAGES).batch(2, drop_remainder=True))
+
+    @tf.function
+    def outer():
+        return strategy.run(lambda: next(iterator))
+
+    np.testing.assert_array_equal(outer(), np.ones((2, 3)))

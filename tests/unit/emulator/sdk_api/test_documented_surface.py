@@ -9,7 +9,7 @@ import inspect
 
 import pytest
 import tensorflow as tf
-from documented_surface import ATTRIBUTES, ENUMS, MODEL_METHODS, MODULES, SIGNATURES
+from documented_surface import ATTRIBUTES, ENUMS, MENTIONED, MODEL_METHODS, MODULES, SIGNATURES
 
 from tf_ipu_dp import emulator
 from tf_ipu_dp.emulator import coverage
@@ -85,6 +85,12 @@ def test_classes_have_the_documented_attributes(module, name):
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_can_be_imported(name):
     assert inspect.ismodule(importlib.import_module(name))
+
+
+def test_no_name_of_the_documents_is_missing_from_the_emulator():
+    covered = {name for names in coverage.SDK.values() for name in names} | set(MODEL_METHODS) | {"__ipu__built__"}
+    members = {part for _, name in entries(SIGNATURES) for part in name.split(".")[1:]}
+    assert set(MENTIONED.split()) - covered - members == set()
 
 
 def test_every_name_that_is_emulated_is_documented_here():

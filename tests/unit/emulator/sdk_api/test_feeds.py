@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue, ipu_outfeed_queue, loops
+from tf_ipu_dp.emulator.sdk_api.ipu import ipu_infeed_queue, ipu_outfeed_queue, loops, scopes
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops, replication_ops
 
 ALL, LAST = ipu_outfeed_queue.IPUOutfeedMode.ALL, ipu_outfeed_queue.IPUOutfeedMode.LAST
@@ -252,3 +252,32 @@ def test_a_layer_may_enqueue_although_it_is_traced_again_for_its_shapes_and_its_
         np.testing.assert_array_equal(np.ravel(queue.dequeue()), [1, 5, 9, 13])
         model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
         np.testing.assert_array_equal(np.ravel(queue.dequeue()), [1, 5, 9, 13])
+
+
+def test_an_iterator_feeds_programs_of_one_number_of_replicas_only(scope):
+    dataset = tf.data.Dataset.range(16).map(lambda x: tf.cast(x, tf.float32))
+
+    def take(iterator):
+        return next(iterator)
+
+    with scope(4).scope():
+        by_argument, captured = iter(dataset), iter(dataset)
+        take_captured = tf.function(lambda: next(captured))
+
+        def sharded(iterator):
+            with scopes.ipu_shard(1):  # so that a replica has two IPUs
+                return next(iterator)
+
+        strategy = tf.distribute.get_strategy()
+        first = [strategy.run(tf.function(take), args=[by_argument]) for _ in range(2)]
+        assert [float(each) for each in first] == [0, 4] and float(strategy.run(take_captured)) == 0
+        for iterator in (by_argument, captured):
+            with pytest.raises(tf.errors.FailedPreconditionError, match="of 4 replicas, and cannot feed one of 2"):
+                strategy.run(tf.function(sharded), args=[iterator])
+        assert float(strategy.run(tf.function(sharded), args=[iter(dataset)])) == 0
+
+
+def test_an_outfeed_cannot_carry_an_empty_dimension(scope):
+    queue = ipu_outfeed_queue.IPUOutfeedQueue()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="empty shape"):
+        scope(1).run(tf.function(lambda: queue.enqueue(tf.zeros([2, 0])) and None))

@@ -363,8 +363,11 @@ def test_on_demand_waits_as_long_as_the_flag_says(monkeypatch):
     assert len(owners()) == 1
 
 
-def test_on_demand_attaches_at_the_first_use_only():
-    broken(auto_select_ipus=4, device_connection__type=DeviceConnectionType.ON_DEMAND).configure_ipu_system()
+@pytest.mark.parametrize("by_flag", [False, True])
+def test_on_demand_attaches_at_the_first_use_only(monkeypatch, by_flag):
+    kind = DeviceConnectionType.ALWAYS if by_flag else DeviceConnectionType.ON_DEMAND
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_on_demand" if by_flag else "")
+    broken(auto_select_ipus=4, device_connection__type=kind).configure_ipu_system()
     assert owners() == []
     ipu_config.configured_system().attach()
     assert len(owners()) == 1

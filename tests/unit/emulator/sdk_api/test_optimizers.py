@@ -232,7 +232,7 @@ def test_fit_with_accumulated_means_equals_fit_with_the_larger_batch(make):
 def test_fit_under_a_strategy_accumulates_too(scope):
     with scope(2).scope():
         wrapper = keras_optimizers.GradientAccumulationOptimizer(v2.SGD(0.1), 2, reduction_method="running_mean")
-        ours = fit(make_model(), wrapper)
+        ours = fit(make_model(), wrapper, steps_per_execution=2)
     # The sum over 2 replicas of means is twice the mean of the joined batch.
     assert_same(ours, fit(make_model(), v2.SGD(0.2), batch=16))
 
@@ -443,3 +443,52 @@ def test_arguments_stand_in_the_sdks_order():
            "histogram_bin_edge", "name"]  # fmt: skip
     assert order(keras_optimizers.ALSOptimizer.__init__) == ["self", "opt", *als]
     assert order(keras_optimizers.ALSOptimizerSGD.__init__) == ["self", "learning_rate", "momentum", *als]
+
+
+def accumulated_in(strategy, loop):
+    """Runs a program in which an optimizer accumulates 4 micro batches."""
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    optimizer = optimizers.GradientAccumulationOptimizerV2(v1.GradientDescentOptimizer(0.1), 4)
+
+    def step():
+        optimizer.apply_gradients([(tf.constant(1.0), variable)])
+
+    def program():
+        loop(step)
+
+    strategy.run(tf.function(program))
+    return variable.numpy()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_program_accumulates_only_in_a_loop_of_a_known_length_that_the_window_divides(scope, replicas):
+    def over_a_range(step):
+        for _ in tf.range(4):
+            step()
+
+    strategy = scope(replicas)
+    assert accumulated_in(strategy, over_a_range) == pytest.approx(1 - 0.1 * 4 * replicas)
+    assert accumulated_in(strategy, lambda step: loops.repeat(8, step)) == pytest.approx(1 - 0.1 * 8 * replicas)
+    unknown = tf.Variable(8)
+    for loop, reason in (
+        (lambda step: step(), "no loop around"),
+        (lambda step: [step() for _ in range(4)], "no loop around"),
+        (lambda step: loops.repeat(6, step), "does not divide the loop's 6"),
+        (lambda step: loops.repeat(unknown, step), "is not known"),
+    ):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=f"4 micro batches are accumulated, .*{reason}"):
+            accumulated_in(strategy, loop)
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(1, False), (2, True), (3, False)])
+def test_an_execution_of_fit_is_a_loop_for_an_accumulating_optimizer(scope, steps, fits):
+    with scope(1).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile(keras_optimizers.GradientAccumulationOptimizer(v2.SGD(0.1), 2), "mse", steps_per_execution=steps)
+        data = np.ones((6, 1), "float32")
+        if fits:
+            assert np.isfinite(model.fit(data, data, batch_size=1, verbose=0).history["loss"]).all()
+            return
+        with pytest.raises(tf.errors.FailedPreconditionError, match=f"does not divide the loop's {steps}"):
+            model.fit(data, data, batch_size=1, verbose=0)

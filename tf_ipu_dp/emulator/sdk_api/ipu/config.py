@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from tensorflow.python.framework import errors
@@ -29,7 +30,7 @@ from tf_ipu_dp.emulator.runtime import (
 from tf_ipu_dp.emulator.sdk_api.ipu.settings import Attribute, Settings
 
 _IpuSelection = Union[int, List[int], Tuple[int, ...]]
-_ON_DEMAND_POLL_S = 1.0
+_ON_DEMAND_POLL_MS = 1000
 _ON_DEMAND_LIMIT_MS = 3_600_000
 _UNCONFIGURED_DEVICES = 2  # the number that the SDK lists
 _numbers = itertools.count()
@@ -229,7 +230,8 @@ class ConfiguredSystem:
         self.config: Any = copy.deepcopy(config)  # what the program sets later has no effect
         self._attachments: List[registry.Attachment] = []
         kind = self.config.device_connection.type
-        self._on_demand = kind is DeviceConnectionType.ON_DEMAND
+        is_flagged = kind is DeviceConnectionType.ALWAYS and _read_flags().get("use_on_demand") == "true"
+        self._on_demand = kind is DeviceConnectionType.ON_DEMAND or is_flagged
         self._attaches = kind in (DeviceConnectionType.ALWAYS, DeviceConnectionType.ON_DEMAND)
         self._poplar_options = {
             name: value for name, value in config.to_dict().items() if value and name.endswith("poplar_options")
@@ -239,6 +241,8 @@ class ConfiguredSystem:
         self._requests = [{"count": n} for n in counts] + [{"device_id": n} for n in ids] or [{"count": 1}]
         with _driver_errors():
             partition = registry.Partition.from_environment(os.environ)
+            if not self._attaches:  # then a device may be larger than the partition
+                partition = registry.Partition(max([partition.size, *map(_next_power_of_two, counts)]), Path())
             self.ipus_per_device = [len(partition.find(**request)[0].ipus) for request in self._requests]
         if max(self.ipus_per_device) > 1:
             cores.share_between_replicas()
@@ -266,12 +270,14 @@ class ConfiguredSystem:
     def _attach_devices(self) -> None:
         if not self._attaches or self._attachments:
             return
-        limit_ms = float(_read_flags().get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
+        flags = _read_flags()
+        limit_ms = float(flags.get("on_demand_device_timeout", _ON_DEMAND_LIMIT_MS)) if self._on_demand else 0.0
+        poll_ms = float(flags.get("on_demand_device_poll_time", _ON_DEMAND_POLL_MS))
         try:
             with _driver_errors():
                 partition = registry.Partition.from_environment(os.environ)
                 for request in self._requests:
-                    self._attachments.append(_attach_one(partition, request, limit_ms / 1000))
+                    self._attachments.append(_attach_one(partition, request, limit_ms / 1000, poll_ms / 1000))
         except BaseException:
             self.release()
             raise
@@ -361,6 +367,11 @@ def get_ipu_config(session: Any = None) -> List[Any]:
 def ipus_of_first_device() -> int:
     """Returns the IPUs of the device that programs use by default; 1 before any is configured."""
     return 1 if _system is None else _system.ipus_per_device[0]
+
+
+def is_pre_compiled() -> bool:
+    """Whether devices are configured for which programs are compiled and not executed."""
+    return _system is not None and _system.config.device_connection.type is DeviceConnectionType.PRE_COMPILE
 
 
 def count_devices() -> int:
@@ -463,7 +474,7 @@ def _driver_errors() -> Iterator[None]:
         raise errors.InvalidArgumentError(None, None, f"The emulated IPUs cannot be used: {error}.") from error
 
 
-def _attach_one(partition: registry.Partition, request: Any, limit_s: float) -> registry.Attachment:
+def _attach_one(partition: registry.Partition, request: Any, limit_s: float, poll_s: float) -> registry.Attachment:
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -471,7 +482,11 @@ def _attach_one(partition: registry.Partition, request: Any, limit_s: float) -> 
         except registry.DeviceBusyError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(_ON_DEMAND_POLL_S)
+            time.sleep(poll_s)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _as_list(selection: _IpuSelection) -> List[int]:

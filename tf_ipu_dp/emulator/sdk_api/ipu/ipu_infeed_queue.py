@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
 from tf_ipu_dp.emulator import patches
-from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_type
+from tf_ipu_dp.emulator.runtime import replicas
+from tf_ipu_dp.emulator.sdk_api.ipu.ipu_outfeed_queue import check_feed_shape, check_feed_type, replicas_text
 
 _PATCH = "dataset iterators"
 _DEFAULT_DEPTH = 3
@@ -120,10 +121,23 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
             raise NotImplementedError(f"The emulator makes an {type(self).__name__} from a dataset only.")
         IPUInfeedQueue(dataset, **infeed_kwargs)  # for its checks
         super().__init__(dataset)
+        self._program_replicas: Optional[int] = None  # of the programs that take elements
 
     def restart(self) -> None:
         """Starts again at the first element."""
+        self._program_replicas = None
         tf.raw_ops.MakeIterator(dataset=self._dataset._variant_tensor, iterator=self._iterator_resource)
+
+    def feed(self, count: int) -> None:
+        """Deals the elements to this many replicas from now on. Other programs must have as many."""
+        if self._program_replicas is not None and self._program_replicas != count:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"The iterator feeds programs of {replicas_text(self._program_replicas)}, and cannot feed one of "
+                f"{replicas_text(count)} as well: make another iterator for it.",
+            )
+        self._program_replicas = count
 
     def __next__(self) -> Any:
         return self._get_in_function(super().__next__)
@@ -146,6 +160,9 @@ class IPUOwnedIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
                 "The next element of an IPU iterator is available only in a tf.function of the device; "
                 "make the iterator outside the strategy's scope to use it on the host."
             )
+        program = replicas.current()
+        if program is not None:
+            program.iterators.append(self)
         return get()
 
     def _gather_saveables_for_checkpoint(self) -> Any:
@@ -178,8 +195,7 @@ def check_dataset(dataset: Any) -> None:
                 f"The dataset's elements have shape {spec.shape}, but shapes must be known: "
                 "use batch(..., drop_remainder=True)."
             )
-        if 0 in spec.shape.as_list():
-            raise tf.errors.InvalidArgumentError(None, None, f"A feed cannot carry the empty shape {spec.shape}.")
+        check_feed_shape(spec.shape)
         check_feed_type(spec.dtype, "A feed")
 
 

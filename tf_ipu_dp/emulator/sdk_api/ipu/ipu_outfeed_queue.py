@@ -68,6 +68,7 @@ class IPUOutfeedQueue:
         flat = [tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(tensors)]
         for tensor in flat:
             check_feed_type(tensor.dtype, "An outfeed queue")
+            check_feed_shape(tensor.shape)
         program = replicas.current()
         wanted = _Layout.of(tensors, flat, program)
         store = self._store
@@ -164,6 +165,12 @@ def check_feed_type(dtype: Any, what: str) -> None:
             None,
             f"{what} cannot carry {dtype.name}: only {', '.join(kind.name for kind in FEED_TYPES)}. Cast it first.",
         )
+
+
+def check_feed_shape(shape: Any) -> None:
+    """Refuses a shape with a dimension of size 0."""
+    if shape.rank and 0 in shape.as_list():
+        raise tf.errors.InvalidArgumentError(None, None, f"A feed cannot carry the empty shape {shape}.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import graph_loops
 
-_counts: List[Optional[int]] = []  # of the loops whose bodies are being traced; None if the count depends on the data
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop whose body is being traced."""
+
+    iterations: Optional[int]  # None if the number depends on data
+    is_counted: bool = True  # rather than ended by a condition
+
+
+_loops: List[Loop] = []
 
 
 def repeat(
@@ -46,13 +57,11 @@ def _loop(
     _check_signature(body, len(start), infeed_queue)
 
     known = tf.get_static_value(tf.convert_to_tensor(limit)) if is_counted else None
+    loop = Loop(None if known is None else int(known), is_counted)
 
     def step(count: Any, *values: Any) -> List[Any]:
-        _counts.append(known)
-        try:
+        with tracing_body_of(loop):
             outputs = _call(body, values, infeed_queue)
-        finally:
-            _counts.pop()
         tensors, operations = split_outputs(outputs)
         if len(tensors) != len(start):
             raise TypeError(f"The body of a loop returned {len(tensors)} tensors, but takes {len(start)} inputs.")
@@ -74,9 +83,19 @@ def _loop(
     return results[0] if len(results) == 1 else results
 
 
-def innermost_count() -> Optional[int]:
-    """Returns the iterations of the loop whose body is being traced; None if they are not known."""
-    return _counts[-1] if _counts else None
+@contextlib.contextmanager
+def tracing_body_of(loop: Loop) -> Iterator[None]:
+    """Inside, the body of a loop is traced."""
+    _loops.append(loop)
+    try:
+        yield
+    finally:
+        _loops.pop()
+
+
+def innermost() -> Optional[Loop]:
+    """Returns the loop whose body is being traced, if it is one of this module."""
+    return _loops[-1] if _loops else None
 
 
 def split_outputs(outputs: Any) -> Any:

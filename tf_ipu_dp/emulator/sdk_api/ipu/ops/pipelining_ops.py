@@ -172,6 +172,7 @@ def pipeline(  # noqa: PLR0913, PLR0915, PLR0917 the SDK's signature, and one ru
     check_layout(
         len(stages), devices, schedule, training,
         forward_propagation_stages_poplar_options, backward_propagation_stages_poplar_options,
+        weight_update=weight_update_poplar_options,
     )  # fmt: skip
     check_serialization(batch_serialization_iterations, schedule, devices, method)
     check_iterations(count, len(stages), schedule, training)

@@ -1,8 +1,9 @@
 """`tensorflow.python.ipu.optimizers.gradient_accumulation_optimizer`: one update for several micro batches.
 
 The SDK's compiler needs a loop of known length around the optimizer, divisible by the micro batches of an update, and
-refuses the program otherwise. Here that is checked for the loops of `ipu.loops` only. Every A-th call
-updates, in a loop or not, and the count continues from one run to the next.
+refuses the program otherwise. Here a program without a loop is refused too, and one whose `ipu.loops.repeat` does not
+fit; the lengths of other loops are not checked. Every A-th call updates, and the count continues from one run to the
+next.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Iterable, Optional
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime import model_strategy
 from tf_ipu_dp.emulator.runtime.accumulation import Window
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from tf_ipu_dp.emulator.sdk_api.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
@@ -36,7 +38,9 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         reduction_method: Any = GradientAccumulationReductionMethod.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ) -> None:
-        del offload_weight_update_variables, replicated_optimizer_state_sharding
+        del offload_weight_update_variables
+        sharding = {"replicated_optimizer_state_sharding": replicated_optimizer_state_sharding}
+        model_strategy.refuse_tensor_sharding(tf.distribute.get_strategy(), **sharding)
         super().__init__(opt, name)
         self._window = Window(num_mini_batches, reduction_method, dtype)
 
