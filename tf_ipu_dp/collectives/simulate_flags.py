@@ -50,6 +50,7 @@ GROUPS: Dict[str, Tuple[str, ...]] = {
         "timeout_given_loss",
         "timeout_per_message",
         "timeout_per_packet",
+        "timeout_per_single_packet",
         "recovery",
     ),
     "Training step": ("forward", "backward", "optimizer_time", "compute_jitter", "horovod", "cycle"),
@@ -98,7 +99,13 @@ def _define_job(value: _Define) -> None:
     value("bytes", None, _SIZES, "Bytes that each rank contributes.")
     names = cli.alternatives((formulas.AUTO, *formulas.ALGORITHMS))
     value("algorithm", formulas.AUTO, _NAME, f"{names}. auto takes the one with the least time without noise.")
-    value("buckets", 1, ("N", "a whole number from 1 on", _whole), "Equal buckets that the bytes are sent in.")
+    value(
+        "buckets",
+        (1,),
+        ("N|BYTES", "a whole number, or sizes like 802816,168232", _buckets),
+        "Equal buckets that the bytes are sent in, or the bytes of each in the order of the backward pass, as size "
+        "shows them; they replace --bytes.",
+    )
     value("torus", None, ("RxC", "rows and columns like 8x8", _shape), "Shape of the 2-D torus. As square as possible.")
     value("tree_pieces", None, ("N", "a whole number from 1 on", _whole), "Pieces of the double tree's pipeline.")
 
@@ -166,7 +173,12 @@ def _define_disturbances(value: _Define) -> None:
         ("cubic|bbr|roce[:T]", "cubic, bbr, roce or roce:T", loss.parse_transport),
         "What recovers them. roce waits 4.096 us x 2^T.",
     )
-    value("packet_bytes", 1448, ("N", "a whole number from 1 on", _whole), "Payload of a packet.")
+    value(
+        "packet_bytes",
+        None,
+        ("N", "a whole number from 1 on", _whole),
+        "Payload of a packet. Default: 1448, or the calibrated one.",
+    )
     value("timeout_given_loss", None, _SHARE, "Share of losses that end in a timeout. Without it, by rule.")
     value(
         "timeout_per_message",
@@ -175,6 +187,12 @@ def _define_disturbances(value: _Define) -> None:
         "Messages whose end meets a timeout, instead of a share of losses.",
     )
     value("timeout_per_packet", None, _SHARE, "Packets that meet a timeout besides, with --timeout_per_message.")
+    value(
+        "timeout_per_single_packet",
+        None,
+        _SHARE,
+        "Packets of Horovod's negotiation that meet a timeout, with --horovod.",
+    )
     value("recovery", None, _SECONDS, "What a packet costs that is lost in the stream. Without it, by rule.")
 
 
@@ -254,13 +272,11 @@ def read_disturbances(
     recovery = get(fv, "recovery")
     if calibrated is not None:
         trial_jitter = calibrated.trial_jitter if trial_jitter.is_none else trial_jitter
-        if per_message is None and get(fv, "timeout_given_loss") is None:
-            per_message, per_packet = calibrated.timeout_per_message, calibrated.timeout_per_packet
         recovery = calibrated.recovery_s if recovery is None else recovery
     stragglers: Tuple[int, float] = get(fv, "stragglers") or (0, 1.0)
     slow_links: Tuple[int, float] = get(fv, "slow_links") or (0, 0.0)
     outer = network.levels[-1]
-    packet = _int(fv, "packet_bytes")
+    packet = _int(fv, "packet_bytes", (calibrated.packet_bytes if calibrated is not None else None) or 1448)
     asked: loss.Loss = get(fv, "loss")
     transport: loss.Transport = get(fv, "transport")
     lossy = dataclasses.replace(
@@ -273,8 +289,11 @@ def read_disturbances(
         timeout_given_loss=get(fv, "timeout_given_loss"),
         timeout_per_message=per_message,
         timeout_per_packet=per_packet,
+        timeout_per_single_packet=get(fv, "timeout_per_single_packet") or 0.0,
         recovery_s=recovery,
     )
+    if calibrated is not None and per_message is None and get(fv, "timeout_given_loss") is None:
+        lossy = dataclasses.replace(calibrated.with_timeouts(lossy), packet_bytes=packet)
     return disturbances.Disturbances(
         get(fv, "jitter"),
         trial_jitter,
@@ -291,6 +310,7 @@ def read_simulation(fv: flags.FlagValues, ranks: int, size: int, network: Networ
     model = _horovod(fv, network.calibrated) if get(fv, "horovod") else None
     forward, backward, optimizer = (get(fv, name) or 0.0 for name in ("forward", "backward", "optimizer_time"))
     compute = simulator.Compute(forward, backward, optimizer, get(fv, "compute_jitter"))
+    buckets: Tuple[int, ...] = get(fv, "buckets")
     return simulator.Simulation(
         ranks,
         size,
@@ -300,11 +320,12 @@ def read_simulation(fv: flags.FlagValues, ranks: int, size: int, network: Networ
         str(get(fv, "mode")),
         _int(fv, "trials"),
         _int(fv, "seed"),
-        _int(fv, "buckets"),
+        1 if len(buckets) > 1 else buckets[0],
         get(fv, "torus"),
         get(fv, "tree_pieces"),
         model,
         compute,
+        buckets if len(buckets) > 1 else (),
     )
 
 
@@ -312,6 +333,18 @@ def _horovod(fv: flags.FlagValues, calibrated: Optional[calibration.Calibration]
     model = horovod_model.HorovodModel() if calibrated is None else calibrated.horovod
     cycle = get(fv, "cycle")
     return model if cycle is None else dataclasses.replace(model, cycle_s=cycle)
+
+
+def read_sizes(fv: flags.FlagValues) -> Optional[Tuple[int, ...]]:
+    """Returns the sizes to simulate: --bytes, or what unequal buckets add up to; None where neither is given."""
+    sizes: Optional[Tuple[int, ...]] = get(fv, "bytes")
+    buckets: Tuple[int, ...] = get(fv, "buckets")
+    if len(buckets) == 1:
+        return sizes
+    total = sum(buckets)
+    if sizes is not None and sizes != (total,):
+        raise cli.UsageError(f"The --buckets add up to {total:,} bytes, which are not the --bytes. Leave --bytes out.")
+    return (total,)
 
 
 def parse_counts(text: str) -> Tuple[int, ...]:
@@ -369,6 +402,10 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,8}", text.strip(), re.ASCII) or not int(text):
         raise ValueError("it is not a whole number from 1 to 99,999,999")
     return int(text)
+
+
+def _buckets(text: str) -> Tuple[int, ...]:
+    return tuple(map(quantities.parse_bytes, text.split(","))) if "," in text else (_whole(text),)
 
 
 def _segments(text: str) -> int:
