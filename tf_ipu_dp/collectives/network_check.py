@@ -108,8 +108,9 @@ def check(fabric: Fabric, hosts: Sequence[str], namespace_of: Callable[[str], st
         for pair in pairs_to_check(fabric)
     ]
     problems = [sentence for link in links for sentence in find_problems(link, fabric)]
-    ring = _check_ring(fabric, hosts, namespace_of) if fabric.hosts > 2 and not problems else None
-    problem = ring.problem() if ring is not None and _is_clean(fabric, fabric.links) else None
+    ring = _check_ring(fabric, hosts, namespace_of) if fabric.hosts > 2 else None
+    # A link that is too slow by itself has been named.
+    problem = ring.problem() if ring is not None and not problems and _is_clean(fabric, fabric.links) else None
     return SelfCheck(tuple(links), (*problems, *([problem] if problem else ())), ring)
 
 
