@@ -219,8 +219,13 @@ def load(path: Path) -> Optional[Calibration]:
 
 
 def _by_size(result: results.Result) -> List[results.Series]:
-    found = sorted((each for each in result.series if each.facts.ranks == 2), key=lambda each: each.facts.bytes)
-    if len({each.facts.bytes for each in found}) < 2:
+    """Returns the series of 2 ranks in the order of their sizes; of several of one size the fastest."""
+    fastest: Dict[int, results.Series] = {}
+    for each in sorted(result.series, key=lambda series: -float(np.median(series.seconds))):
+        if each.facts.ranks == 2:
+            fastest[each.facts.bytes] = each
+    found = [fastest[size] for size in sorted(fastest)]
+    if len(found) < 2:
         raise cli.UsageError(
             "A calibration needs a measurement of at least 2 sizes at 2 ranks, for example 4KiB..4MiB."
         )

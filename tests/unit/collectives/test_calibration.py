@@ -212,6 +212,18 @@ def test_another_machine_s_calibration_is_told_from_this_one_s():
     ]  # fmt: skip
 
 
+def test_of_two_rounds_the_one_that_other_work_did_not_slow_down_counts():
+    given = _measured().result
+    slow = [
+        dataclasses.replace(each, seconds=1.2 * each.seconds, engine_s=1.2 * each.engine_s)
+        for each in given.series[::2]
+    ]
+    both = results.Result(given.description, (*slow, *given.series))
+    assert calibration.fit([calibration.Measurement(both)], date="2026-11-17") == calibration.fit(
+        [_measured()], date="2026-11-17"
+    )
+
+
 def test_the_cycle_of_the_measurement_is_kept():
     model = horovod_model.HorovodModel(cycle_s=5e-3)
     assert calibration.fit([_measured()], date="2026-11-17", model=model).horovod_cycle_s == 5e-3
