@@ -21,6 +21,7 @@ from tf_ipu_dp.collectives.protocol import Order
 
 _CHUNK_S = 1.0
 _MAX_CHUNK = 200
+_WRITTEN_S, _WRITTEN_LIMIT_S = 0.5, 20.0  # without growth, a file is written; and until then
 
 
 def main(words: Sequence[str]) -> int:
@@ -52,7 +53,10 @@ def main(words: Sequence[str]) -> int:
         series = _Series(hvd, tf, number, sizes, shares_clock, counts)
         series.measure(order.trials, order.warmup, order.emulator_pid, writer)
     is_first = hvd.rank() == 0
-    hvd.shutdown()  # completes the timeline
+    if order.timeline is not None and writer is not None:
+        cpu_use.prefer_thread(writer)
+        _wait_until_written(Path(order.timeline))
+    hvd.shutdown()  # closes the timeline, and drops what is not written yet
     if order.timeline is not None:
         if is_first:
             _answer_engine_times(order)
@@ -173,6 +177,21 @@ def _calm_timeline_writer(hvd: Any) -> Optional[int]:
     writer = cpu_use.calm_polling_thread() if hvd.rank() == 0 else None
     hvd.broadcast_object(None)  # all others wait, so that the cores are free for the thread that does not
     return writer
+
+
+def _wait_until_written(path: Path) -> None:
+    """Waits until a file does not grow any more."""
+    deadline = time.monotonic() + _WRITTEN_LIMIT_S
+    before = -1
+    while time.monotonic() < deadline:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return
+        if size == before:
+            return
+        before = size
+        time.sleep(_WRITTEN_S)
 
 
 def _answer_engine_times(order: Order) -> None:
