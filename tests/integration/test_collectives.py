@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import signal
 
+import emulated_hosts_needed
 import numpy as np
 import psutil
 import pytest
 
-from tf_ipu_dp.collectives import namespaces, results
+from tf_ipu_dp.collectives import results
 
-needs_emulated_hosts = pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not()))
+
+@pytest.fixture
+def emulated_hosts():
+    """For tests that need them."""
+    emulated_hosts_needed.require_emulated_hosts()
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def test_a_calibration_at_two_ranks_predicts_more(collectives, train, tmp_path):
     assert "One all-reduce of 948 KiB between 2 instances takes about" in plan.stdout
 
 
-@needs_emulated_hosts
+@pytest.mark.usefixtures("emulated_hosts")
 def test_a_slow_link_is_what_takes_the_time_across_emulated_hosts(collectives, tmp_path):
     size, rate = 400_000, 20e6 / 8
     done = collectives(
@@ -73,7 +78,7 @@ def test_a_slow_link_is_what_takes_the_time_across_emulated_hosts(collectives, t
     assert found.description.fabric == "ethernet-100m" and "self-check 0" in found.description.facts
 
 
-@needs_emulated_hosts
+@pytest.mark.usefixtures("emulated_hosts")
 def test_round_robin_ranks_load_the_links_more_than_blocks(collectives, tmp_path):
     medians = {}
     for placement in ("block", "round-robin"):
@@ -89,15 +94,24 @@ def test_round_robin_ranks_load_the_links_more_than_blocks(collectives, tmp_path
 @pytest.fixture
 def measuring(start_command, tmp_path):
     """Starts a measurement whose second size takes long; returns the process once the first one is complete."""
-    words = ("measure", "--bytes=4KiB,64MiB", "--ranks=2", "--trials=1000", f"--out={tmp_path / 'm'}")
+    return _start_measuring(start_command, "--bytes=4KiB,64MiB", "--ranks=2", f"--out={tmp_path / 'm'}")
+
+
+def _start_measuring(start_command, *words):
     # A shell lets its background jobs ignore Ctrl-C, and the command would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = start_command("collectives", *words)
+    process = start_command("collectives", "measure", "--trials=500", *words)
     signal.signal(signal.SIGINT, before)
     for line in process.stderr:
-        if "4,096 B: 1000 trials" in line:
+        if "4,096 B: 500 trials" in line:
             return process
     raise AssertionError(f"the ranks ended with {process.wait()}")
+
+
+def _children(process, text):
+    found = psutil.Process(process.pid).children(recursive=True)
+    names = {each: " ".join(each.cmdline()) for each in found}
+    return [each for each, name in names.items() if text in name and "poprun" not in name]
 
 
 def test_ctrl_c_keeps_and_reports_the_trials_so_far(measuring, tmp_path):
@@ -105,16 +119,39 @@ def test_ctrl_c_keeps_and_reports_the_trials_so_far(measuring, tmp_path):
     out, err = measuring.communicate(timeout=120)
     assert measuring.returncode == 130, err
     assert "Interrupted: this is what was measured until then" in out
+    assert "The engine's own times are missing: Horovod's timeline has them" in " ".join(out.split())
     assert "Traceback" not in err
-    assert len(results.read(tmp_path / "m").series[0].seconds) == 1000
+    found = results.read(tmp_path / "m")
+    assert len(found.series[0].seconds) == 500 and found.description.ended_early == "interrupted"
 
 
-def test_a_rank_that_dies_is_named_and_nothing_is_written(measuring, tmp_path):
-    children = psutil.Process(measuring.pid).children(recursive=True)
-    names = {each: " ".join(each.cmdline()) for each in children}
-    ranks = [each for each, name in names.items() if "collectives.rank" in name and "poprun" not in name]
-    ranks[-1].kill()
-    _, err = measuring.communicate(timeout=120)
-    assert measuring.returncode == 1
-    assert "collectives: The ranks failed: poprun: instance" in err and "SIGKILL" in err and "Traceback" not in err
+def test_a_rank_that_dies_is_named_and_the_trials_before_are_kept(measuring, tmp_path):
+    _children(measuring, "collectives.rank")[-1].kill()
+    out, err = measuring.communicate(timeout=120)
+    assert measuring.returncode == 1, err
+    assert "The ranks failed: poprun: instance" in out and "SIGKILL" in out and "Traceback" not in err
+    assert "This is what was measured until then, 500 trials" in " ".join(out.split())
+    found = results.read(tmp_path / "m")
+    assert len(found.series[0].seconds) == 500 and found.description.ended_early == "failed"
+
+
+def test_ranks_that_fail_before_the_first_trial_write_nothing(collectives, tmp_path):
+    done = collectives(
+        "measure", "--bytes=4KiB", "--hosts=no.such.host.invalid,other.invalid", f"--out={tmp_path / 'm'}"
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.usefixtures("emulated_hosts")
+def test_a_link_emulator_that_dies_ends_the_measurement_and_is_named(start_command, tmp_path):
+    words = ("--fabric=wan", "--fabric_hosts=2", "--delay=100us", "--jitter=0", "--bytes=4KiB,64MiB")
+    process = _start_measuring(start_command, *words, f"--out={tmp_path / 'm'}")
+    (emulator,) = _children(process, "collectives.link_emulator")
+    emulator.kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    text = " ".join(out.split())
+    assert "The link emulator ended with code -9: the hosts cannot reach each other." in text
+    found = results.read(tmp_path / "m")
+    assert len(found.series[0].seconds) == 500 and found.description.facts["link emulator"].endswith("% of a core")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import emulated_hosts_needed
 import pytest
 
 from tf_ipu_dp import cli
@@ -31,9 +32,22 @@ RATE = 20e6 / 8
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_root():
-    reason = namespaces.why_not()
-    if reason:
-        pytest.skip(reason)
+    emulated_hosts_needed.require_emulated_hosts()
+
+
+@pytest.mark.parametrize(
+    ("reason", "environ", "is_root", "decision"),
+    [
+        (None, {}, True, "run"),
+        ("no root", {}, False, "skip"),
+        ("no root", {"CI": "true"}, False, "skip"),
+        ("no command ip", {"CI": "true"}, True, "fail"),
+        ("no command ip", {"CI": "false"}, True, "skip"),
+        ("no command ip", {}, True, "skip"),
+    ],
+)
+def test_where_ci_is_root_a_missing_command_is_a_failure(reason, environ, is_root, decision):
+    assert emulated_hosts_needed.decide(reason, environ, is_root) == decision
 
 
 def make(**settings):
@@ -135,7 +149,14 @@ def test_the_self_check_measures_what_was_asked():
         (link,) = check.links
         assert link.round_trip_s == pytest.approx(4e-3) and 4e-3 < link.measured_min_s < 8e-3
         assert 0.7 * link.rate < link.measured_rate < 1.1 * link.rate
-        assert hosts.facts()["links made of"].startswith("TAP devices")
+        assert hosts.facts()["links made of"].startswith("TAP devices") and check.ring is None
+
+
+def test_the_self_check_loads_all_links_at_once_as_a_ring_does():
+    with make(hosts="3") as hosts:
+        ring = hosts.self_check().ring
+        assert len(ring.rates) == 3 and all(rate < 1.1 * RATE for rate in ring.rates)
+        assert ring.nominal == (pytest.approx(RATE * hosts.fabric.payload_share),) * 3
 
 
 def test_congestion_control_and_mtu_are_those_of_the_fabric():

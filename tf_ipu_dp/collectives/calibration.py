@@ -15,6 +15,7 @@ import numpy as np
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import calibration_file, horovod_model, noise, results, topology
+from tf_ipu_dp.collectives import loss as loss_model
 from tf_ipu_dp.runs import json_files, run_folder
 from tf_ipu_dp.runs.records import Record, RecordError
 
@@ -26,6 +27,7 @@ GLOO_HANDSHAKE = 2.2
 NO_LINK_BYTES_PER_S = 1e18
 _QUANTILES = 41
 _LATE_S = 0.15
+_MOST_TIMEOUTS = 0.99
 _LOWEST_EFFICIENCY, _HIGHEST_EFFICIENCY = 0.5, 1.1
 
 
@@ -56,10 +58,13 @@ class Calibration(Record):
     horovod_copy_bytes_per_s: float = 4e9
     horovod_fixed_s: float = 0.0
     flops_per_s: Optional[float] = None  # of a large matrix multiplication in 32 bits, on all cores
-    # Of the machine on which all hosts were emulated; None where every host has cores of its own.
+    # Of the machine that was measured, which all hosts share if they are emulated. None: the cores are no limit.
     shared_cores: Optional[int] = None
     timeout_per_message: Optional[float] = None  # on a link that loses packets
     timeout_per_packet: float = 0.0
+    timeout_per_single_packet: float = 0.0
+    loss: Optional[float] = None  # share of packets with which the timeouts were counted
+    packet_bytes: Optional[int] = None
     recovery_s: Optional[float] = None
     facts: Dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -78,6 +83,23 @@ class Calibration(Record):
         """The noise of whole trials."""
         return noise.empirical(self.jitter_factors) if len(self.jitter_factors) > 1 else noise.Law()
 
+    def with_timeouts(self, lossy: loss_model.Loss) -> loss_model.Loss:
+        """Returns a loss with the timeouts that were counted, scaled to its probability; as it is if none were.
+
+        The end of a message and a message of one packet meet a timeout if they are lost, the others if what is sent
+        again is lost too: with the square of the probability.
+        """
+        if self.timeout_per_message is None:
+            return lossy
+        factor = lossy.probability / self.loss if self.loss else 1.0
+        return dataclasses.replace(
+            lossy,
+            timeout_per_message=min(self.timeout_per_message * factor, _MOST_TIMEOUTS),
+            timeout_per_packet=min(self.timeout_per_packet * factor**2, _MOST_TIMEOUTS),
+            timeout_per_single_packet=min(self.timeout_per_single_packet * factor, _MOST_TIMEOUTS),
+            packet_bytes=self.packet_bytes or lossy.packet_bytes,
+        )
+
     def topology(
         self,
         ranks: int,
@@ -86,17 +108,21 @@ class Calibration(Record):
         link_bytes_per_s: Optional[float] = None,
         one_way_delay_s: Optional[float] = None,
         placement: str = topology.BLOCK,
+        emulated: bool = True,
     ) -> topology.Topology:
-        """Returns the network of a job on such machines; the link is the measured one unless another is given."""
+        """Returns the network of a job on such machines; the link is the measured one unless another is given.
+
+        Hosts that are emulated share the cores of one machine; others have as many cores each.
+        """
         if not 1 <= hosts <= ranks:
             raise cli.UsageError(f"{cli.count(ranks, 'rank')} cannot be on {cli.count(hosts, 'host')}.")
         software = tuple((each.bytes, each.seconds) for each in self.messages)
+        per_host = -(-ranks // hosts)
         engine = topology.Engine(
             handshake=self.handshake,
             wire_efficiency=self.wire_efficiency,
-            ranks_per_core=ranks / self.shared_cores if self.shared_cores else 0.0,
+            ranks_per_core=(ranks if emulated else per_host) / self.shared_cores if self.shared_cores else 0.0,
         )
-        per_host = -(-ranks // hosts)
         rate = link_bytes_per_s or self.link_bytes_per_s or NO_LINK_BYTES_PER_S
         delay = self.one_way_delay_s if one_way_delay_s is None else one_way_delay_s
         inside = topology.Level("host", per_host, NO_LINK_BYTES_PER_S, 0.0, software=software)
@@ -163,27 +189,6 @@ def fit(
     return dataclasses.replace(found, horovod_fixed_s=fixed, horovod_copy_bytes_per_s=copy_rate)
 
 
-def fit_timeouts(found: Calibration, lossy: Sequence[results.Series], packet_bytes: int = 1448) -> Calibration:
-    """Returns the calibration with the timeouts of messages and of packets, from lossy series of two sizes.
-
-    The end of a message has no packets behind it that report its loss, whatever its size. Other packets meet a timeout
-    only where their retransmission is lost too. A trial met a timeout if it took 150 ms more than the median.
-    """
-    rows, expected = [], []
-    for series in lossy:
-        messages = 2 * (series.facts.ranks - 1) * series.facts.ranks
-        packets = max(1.0, series.facts.bytes / series.facts.ranks / packet_bytes)
-        late = min(late_share(series.seconds), 1 - 1 / (2 * len(series.seconds)))
-        rows.append([messages, messages * packets])
-        expected.append(-math.log1p(-late))
-    per_message, per_packet = np.linalg.lstsq(np.array(rows), np.array(expected), rcond=None)[0]
-    if per_packet < 0 or len(rows) == 1:  # the sizes do not tell them apart
-        per_message, per_packet = np.mean([value / row[0] for value, row in zip(expected, rows)]), 0.0
-    elif per_message < 0:
-        per_message, per_packet = 0.0, np.mean([value / row[1] for value, row in zip(expected, rows)])
-    return dataclasses.replace(found, timeout_per_message=float(per_message), timeout_per_packet=float(per_packet))
-
-
 def late_share(seconds: Array) -> float:
     """Returns the share of trials that took 150 ms more than the median."""
     return float((seconds > np.median(seconds) + _LATE_S).mean())
@@ -214,8 +219,13 @@ def load(path: Path) -> Optional[Calibration]:
 
 
 def _by_size(result: results.Result) -> List[results.Series]:
-    found = sorted((each for each in result.series if each.facts.ranks == 2), key=lambda each: each.facts.bytes)
-    if len({each.facts.bytes for each in found}) < 2:
+    """Returns the series of 2 ranks in the order of their sizes; of several of one size the fastest."""
+    fastest: Dict[int, results.Series] = {}
+    for each in sorted(result.series, key=lambda series: -float(np.median(series.seconds))):
+        if each.facts.ranks == 2:
+            fastest[each.facts.bytes] = each
+    found = [fastest[size] for size in sorted(fastest)]
+    if len(found) < 2:
         raise cli.UsageError(
             "A calibration needs a measurement of at least 2 sizes at 2 ranks, for example 4KiB..4MiB."
         )

@@ -1,16 +1,22 @@
-"""Where the calibration of this machine is kept. Apart from `calibration`, so that a plan does not import numpy."""
+"""Where calibrations are kept. Apart from `calibration`, so that a plan does not import numpy."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, Optional
 
 VARIABLE = "TF_IPU_DP_CALIBRATION"
 
 
-def path(environ: Mapping[str, str]) -> Path:
-    """Returns the file of the calibration, which may be missing."""
+def path(environ: Mapping[str, str], fabric: Optional[str] = None) -> Path:
+    """Returns the file of this machine's calibration, or of one on a fabric, beside it. It may be missing."""
     if environ.get(VARIABLE):
-        return Path(environ[VARIABLE]).expanduser()
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
-    return Path(base) / "tf_ipu_dp" / "collectives" / "calibration.json"
+        own = Path(environ[VARIABLE]).expanduser()
+    else:
+        base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+        own = Path(base) / "tf_ipu_dp" / "collectives" / "calibration.json"
+    if fabric is None:
+        return own
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(fabric).stem)
+    return own.with_name(f"{own.stem}-{name}{own.suffix or '.json'}")

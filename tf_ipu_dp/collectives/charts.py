@@ -27,6 +27,8 @@ _MAX_NAMED = 2  # curves whose percentiles are written beside them
 _ERROR_BAND_PCT = 10
 _CAUSE_MARKS = {
     outliers.TIMEOUT: (PALETTE[1], "^"),
+    outliers.PROBE: (PALETTE[5], "v"),
+    outliers.FAST: (PALETTE[2], "D"),
     outliers.LATE: (PALETTE[3], "s"),
     outliers.OTHER: (PALETTE[4], "o"),
 }
@@ -100,7 +102,7 @@ def draw_delays(plot: Any, name: str, entry: Entry) -> Titles:
         )  # fmt: skip
         titles[gid] = [_outlier_text(each) for each in chosen]
         _name_late_ranks(plot, chosen, len(seconds))
-    if any(each.cause == outliers.TIMEOUT for each in entry.outliers):
+    if any(each.cause in (outliers.TIMEOUT, outliers.PROBE) for each in entry.outliers):
         _draw_timeout_totals(plot, entry)
     plot.set_xlim(-0.01 * len(seconds) - 0.5, 1.01 * len(seconds) - 0.5)
     _count_axis(plot)
@@ -238,9 +240,12 @@ def _entry_panels(content: Content) -> List[Panel]:
     for number, entry in enumerate(chosen):
         title = f"Time of each trial: {printable(entry.name)}"
         draw = functools.partial(draw_delays, entry=entry)
-        panels.append(Panel(f"delay{number}", title, 2.9, draw, report_text.outlier_sentence(entry)))
+        notes = [report_text.outlier_sentence(entry)]
+        last = outliers.last_shares(entry.series, 1)
+        notes += [report_text.last_sentence(last)] if last is not None and not last.late else []
+        panels.append(Panel(f"delay{number}", title, 2.9, draw, " ".join(notes)))
     found_last = [(entry, outliers.last_shares(entry.series, _MAX_GROUPS)) for entry in entries]
-    known = [(entry, found) for entry, found in found_last if found is not None and entry in chosen]
+    known = [(entry, found) for entry, found in found_last if found is not None and found.late and entry in chosen]
     for number, (entry, found) in enumerate(known[:_MAX_MAPS]):
         rows = min(len(found.share), _MAX_ROWS)
         height = 0.9 + (0.2 * max(4, rows) if rows <= 8 else 0.12 * rows)

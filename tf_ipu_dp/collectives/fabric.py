@@ -154,6 +154,11 @@ class Fabric:
         """The shortest retransmission timeout of TCP on the network that is built: dilated like all its times."""
         return _TCP_MIN_TIMEOUT_S * self.dilation
 
+    @property
+    def packet_bytes(self) -> int:
+        """The data of TCP in the largest packet."""
+        return self.mtu - _TCP_HEADERS
+
     def burst_of(self, link: Link) -> int:
         """Returns the bytes that pass at once on a link with a rate: two packets at least, if it is not set."""
         packet = self.mtu + _ETHERNET_HEADER

@@ -59,6 +59,16 @@ class HorovodTime:
         return self.negotiation_s + self.copy_s + self.fixed_s
 
 
+def single_packets(ranks: int) -> int:
+    """Returns the packets of one negotiation that are alone on their way: nothing behind them reports their loss.
+
+    Its few bytes are one segment, which goes around the ring in 2(n-1) messages: Gloo does not send empty segments. The
+    receiver announces itself to the sender. Between 2 ranks the notice has data behind it, for both directions have one
+    connection; between more it is alone too.
+    """
+    return 2 * (ranks - 1) * (1 if ranks == 2 else 2)
+
+
 def negotiation_seconds(model: HorovodModel, ranks: int, topology: Topology) -> float:
     """Returns the time of one negotiation: small ring all-reduces between all ranks."""
     plan = formulas.make_plan(formulas.RING, ranks, float(max(model.negotiation_bytes, 1)), topology)

@@ -44,6 +44,7 @@ class Loss:
     # Timeouts of the end of a message, and of each of its packets; they replace the rule and `timeout_given_loss`.
     timeout_per_message: Optional[float] = None
     timeout_per_packet: float = 0.0
+    timeout_per_single_packet: float = 0.0  # of Horovod's negotiation: each is alone on its way
     recovery_s: Optional[float] = None  # of a packet lost in the stream
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class Loss:
             raise cli.UsageError(f"{self.transport} is not a transport. Use {cli.alternatives(TRANSPORTS)}.")
         if self.timeout_given_loss is not None and not 0 <= self.timeout_given_loss <= 1:
             raise cli.UsageError(f"A timeout probability of {self.timeout_given_loss:g} is not from 0 to 1.")
-        for value in (self.timeout_per_message or 0.0, self.timeout_per_packet):
+        for value in (self.timeout_per_message or 0.0, self.timeout_per_packet, self.timeout_per_single_packet):
             if not 0 <= value < 1:
                 raise cli.UsageError(f"{value:g} timeouts per message or packet are not possible. Use 0 to 1.")
         if self.packet_bytes < 1 or min(self.timeout_s, self.round_trip_s, self.recovery_s or 0.0) < 0:
@@ -126,6 +127,12 @@ class Loss:
             return np.minimum(rng.geometric(1 - self.repeat_probability, size), _MAX_TIMEOUTS) * self.timeout_s
         count = np.minimum(rng.geometric(1 - self.repeat_probability, size), _MAX_TIMEOUTS)
         return self.timeout_s * (np.exp2(count) - 1)
+
+    def sample_negotiation(self, rng: Generator, trials: int, packets: int) -> Tuple[Array, Array]:
+        """Returns how many packets of a negotiation, one after the other, meet a timeout, and the delays."""
+        counts = rng.binomial(packets, 0.0 if self.is_none else self.timeout_per_single_packet, trials)
+        delays = self.sample_timeout_delay(rng, int(counts.sum()))
+        return counts, np.bincount(np.repeat(np.arange(trials), counts), weights=delays, minlength=trials)
 
     def small_rates(self, message_bytes: float, messages: int = 1, share: float = 1.0) -> Tuple[float, float]:
         """Returns how many probes and recoveries a chunk of a step meets, timeouts left out."""

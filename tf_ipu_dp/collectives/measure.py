@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
 from absl import flags
 
 from tf_ipu_dp import cli, environment
-from tf_ipu_dp.collectives import fabric_flags, quantities, rank_job, report, results, size
+from tf_ipu_dp.collectives import fabric_flags, measured_result, quantities, rank_job, report, results, size
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.collectives.network import EmulatedHosts
 from tf_ipu_dp.collectives.protocol import Order
 from tf_ipu_dp.collectives.report_content import make_content
-from tf_ipu_dp.collectives.results import Description, Result, Series, SeriesFacts
+from tf_ipu_dp.collectives.results import Result
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.runs import run_folder
 
 DEFAULT_TRIALS = 200
 MAX_RANKS = 1024
 WARMUP = 5
-_BUSY = 0.9  # share of the cores from which on they and not the link decide
+_CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
 _OWN_FLAGS = ("bytes", "ranks", "trials", "engine", "hosts", "out", "json")
 _EXAMPLES = (
     "python -m tf_ipu_dp.collectives measure --model=mlp --ranks=2",
@@ -73,7 +73,7 @@ def main(words: Sequence[str]) -> int:
     sys.stdout.write(report.render_for_stdout(content, "json" if fv["json"].value else "text"))
     sys.stdout.flush()
     announce(f"every trial is in {folder}. Draw it with: {_report_command(folder)}")
-    return 130 if _was_interrupted(result) else 0
+    return {results.INTERRUPTED: 130, results.FAILED: 1}.get(description.ended_early or "", 0)
 
 
 def measure(
@@ -87,36 +87,60 @@ def measure(
         tell(f"starting {cli.count(request.ranks, 'rank')} with Horovod on {request.engine}...")
         order = _order(request, len(request.hosts) or 1, "block", bool(request.hosts))
         answers = rank_job.run(order, request.ranks, engine=request.engine, hosts=request.hosts, on_trials=on_trials)
-        return _make_result(request, answers, {}, [], None)
+        return measured_result.make(_about(request), answers, {}, [], None)
     with EmulatedHosts(fabric) as network:
         tell(f"emulated hosts: {fabric.render()}")
         check = network.self_check()
-        for line in [*network.notes, *(link.render() for link in check.links), *check.problems]:
+        for line in [*network.notes, *check.lines, *check.problems]:
             tell(line)
+        broken = network.why_broken()
+        if broken is not None:
+            raise cli.UsageError(broken)
         tell(f"starting {cli.count(request.ranks, 'rank')} with Horovod on {request.engine}...")
         order = _order(request, fabric.hosts, fabric.placement, True)
+        order = dataclasses.replace(order, emulator_pid=network.emulator_pid)
         answers = rank_job.run(
             order,
             request.ranks,
             engine=request.engine,
             network=network,
             # In a network that is k times slower, Horovod's cycle must be as well.
-            cycle_ms=fabric.dilation * float(os.environ.get("HOROVOD_CYCLE_TIME", "1")),
+            cycle_ms=1e3 * fabric.dilation * read_cycle_s(os.environ),
             on_trials=on_trials,
         )
         facts = network.facts()
-    facts.update({f"self-check {number}": link.render() for number, link in enumerate(check.links)})
+    facts.update({f"self-check {number}": line for number, line in enumerate(check.lines)})
     median_s = check.links[0].measured_median_s if check.links else None
     round_trip_s = median_s / fabric.dilation if median_s is not None else None
-    return _make_result(request, answers, facts, list(check.problems), round_trip_s)
+    return measured_result.make(_about(request), answers, facts, list(check.problems), round_trip_s)
 
 
 def measure_completely(request: Request) -> Result:
-    """Returns all trials; what an interrupted measurement has so far is dropped with KeyboardInterrupt."""
+    """Returns all trials, or none: KeyboardInterrupt after Ctrl-C, and UsageError if the ranks fail."""
     result = measure(request)
-    if _was_interrupted(result):
+    if result.description.ended_early == results.INTERRUPTED:
         raise KeyboardInterrupt
+    if result.description.ended_early is not None:
+        raise cli.UsageError(result.description.notes[-1])
     return result
+
+
+def read_cycle_s(environ: Mapping[str, str]) -> float:
+    """Returns Horovod's cycle, as the environment sets it."""
+    text = environ.get(_CYCLE_VARIABLE) or "1"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise cli.UsageError(f"{_CYCLE_VARIABLE}={text} is not a number of milliseconds above 0.")
+    return value / 1e3
+
+
+def _about(request: Request) -> measured_result.About:
+    return measured_result.About(
+        request.title, request.ranks, request.series, request.engine, request.fabric, bool(request.hosts)
+    )
 
 
 def _order(request: Request, hosts: int, placement: str, counts: bool) -> Order:
@@ -126,80 +150,6 @@ def _order(request: Request, hosts: int, placement: str, counts: bool) -> Order:
         polls = request.engine == "mpi"
         real_time = not polls and request.fabric is not None and request.fabric.slowest_rate is not None
     return Order(request.series, request.trials, request.warmup, hosts, placement, counts, real_time)
-
-
-def _make_result(
-    request: Request,
-    answers: rank_job.Answers,
-    facts: Dict[str, str],
-    notes: List[str],
-    round_trip_s: Optional[float],
-) -> Result:
-    made = [
-        _make_series(request, tensors, found)
-        for tensors, found in zip(request.series, answers.series)
-        if found.timeouts
-    ]
-    engine = f"Horovod {answers.facts.get('horovod', '')} on {answers.facts.get('operations', '')}"
-    busy = [found.busy for found in answers.series if found.busy is not None]
-    if busy and max(busy) >= _BUSY:
-        notes.append(
-            f"The cores of this machine were busy for {100 * max(busy):.0f} % of the time: these times are bound by "
-            "the CPU, not by the link alone."
-        )
-    if answers.was_interrupted:
-        notes.append(f"{_INTERRUPTED} {sum(len(each.seconds) for each in made)} trials.")
-    known = {
-        "TensorFlow": str(answers.facts.get("tensorflow", "")),
-        "kernel": str(answers.facts.get("kernel", "")),
-        "cores": f"{answers.facts.get('cores', 0)} for {cli.count(request.ranks, 'rank')}",
-        "priority of the ranks": str(answers.facts.get("priority", "")),
-        "load average at the start": f"{answers.facts.get('load', 0.0):.2f}",
-        "cores busy": ", ".join(f"{100 * share:.0f} %" for share in busy) or "-",
-        "Horovod's cycle": f"{answers.facts.get('cycle_ms', 0):g} ms",
-        "hosts": ", ".join(dict.fromkeys(answers.facts.get("hosts", []))),
-    }
-    description = Description(
-        results.MEASURED,
-        request.title,
-        engine,
-        "ring",
-        tuple(each.facts for each in made),
-        fabric=request.fabric.name if request.fabric is not None else None,
-        facts={**known, **facts},
-        notes=tuple(notes),
-        round_trip_s=round_trip_s,
-    )
-    return Result(description, tuple(made))
-
-
-def _make_series(request: Request, tensors: Sequence[int], found: rank_job.SeriesAnswers) -> Series:
-    # In a network that was built k times slower, everything took k times as long.
-    dilation = request.fabric.dilation if request.fabric is not None else 1.0
-    rank_seconds = np.array(found.rank_seconds) / dilation
-    engine_s = found.engine_times()
-    several_hosts = request.fabric is not None or bool(request.hosts)
-    facts = SeriesFacts(request.ranks, sum(tensors), wrong_sums=found.wrong)
-    if request.fabric is not None and request.fabric.slowest_rate is not None:
-        slowest = min((link for link in request.fabric.links if link.rate), key=lambda link: link.rate or 0.0)
-        facts = dataclasses.replace(
-            facts, link_bytes_per_s=slowest.rate, link_burst_bytes=request.fabric.burst_of(slowest)
-        )
-    return Series(
-        facts,
-        rank_seconds.max(axis=1),
-        rank_seconds,
-        np.array(found.late_s) / dilation,
-        None if engine_s is None else engine_s / dilation,
-        np.array(found.timeouts) if several_hosts else None,
-    )
-
-
-_INTERRUPTED = "Interrupted: this is what was measured until then,"
-
-
-def _was_interrupted(result: Result) -> bool:
-    return any(note.startswith(_INTERRUPTED) for note in result.description.notes)
 
 
 def _read_request(fv: flags.FlagValues) -> Request:

@@ -164,6 +164,11 @@ class EmulatedHosts:
             return None
         return f"The link emulator ended with code {self._emulator.returncode}: the hosts cannot reach each other."
 
+    @property
+    def emulator_pid(self) -> Optional[int]:
+        """The process that forwards frames; None where the kernel does."""
+        return None if self._emulator is None else self._emulator.pid
+
     def facts(self) -> Dict[str, str]:
         """Returns the settings of the network, and what it was made with, to be shown as they are."""
         return {**self.fabric.facts(), "links made of": shaping.DESCRIPTIONS[self.means]}

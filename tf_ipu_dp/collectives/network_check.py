@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import socket
@@ -12,7 +13,7 @@ import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp.collectives import namespaces, quantities
-from tf_ipu_dp.collectives.fabric import Fabric
+from tf_ipu_dp.collectives.fabric import Fabric, Link
 
 _PORT = 5201
 _ROUND_TRIPS = 30
@@ -21,6 +22,7 @@ _MIN_FLOW_S, _MAX_FLOW_S = 0.4, 3.0
 _ROUND_TRIPS_TO_FILL = 40  # until TCP has found the rate of the link
 _TOLERANCE = 0.1
 _PIECE = 1 << 18
+_CORES = "The cores are the limit: lower the rate, or raise the MTU or the dilation."
 _SILENCE_S = 30.0  # on a connection before it is given up
 
 
@@ -53,11 +55,50 @@ class LinkCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class RingCheck:
+    """What every host reached that sent to the next one, all at the same time, as the ranks of a ring do."""
+
+    rates: Tuple[float, ...]  # of each host, in bytes of data per second
+    nominal: Tuple[Optional[float], ...]
+
+    @property
+    def worst(self) -> int:
+        """The host whose flow is furthest below its link, or the slowest one where there are no limits."""
+        shares = [rate / nominal if nominal else rate for rate, nominal in zip(self.rates, self.nominal)]
+        return shares.index(min(shares))
+
+    def render(self) -> str:
+        """Returns the check in one line."""
+        rate, nominal = self.rates[self.worst], self.nominal[self.worst]
+        limit = "no limit" if nominal is None else quantities.render_rate(nominal)
+        return (
+            f"{len(self.rates)} flows at once around the ring: the slowest, from host {self.worst}, "
+            f"{quantities.render_rate(rate)} (nominal {limit})"
+        )
+
+    def problem(self) -> Optional[str]:
+        """Returns a sentence if a flow is more than a tenth below its link; None if not."""
+        rate, nominal = self.rates[self.worst], self.nominal[self.worst]
+        if nominal is None or rate >= (1 - _TOLERANCE) * nominal:
+            return None
+        return (
+            f"With all {len(self.rates)} hosts sending at once, host {self.worst} reaches "
+            f"{quantities.render_rate(rate)}, and not {quantities.render_rate(nominal)}. {_CORES}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class SelfCheck:
-    """The checked links, and a sentence for each that is not what was asked."""
+    """The checked links, all of them at once where there are more than two hosts, and a sentence for each problem."""
 
     links: Tuple[LinkCheck, ...]
     problems: Tuple[str, ...]
+    ring: Optional[RingCheck] = None
+
+    @property
+    def lines(self) -> Tuple[str, ...]:
+        """What was measured, a line for each check."""
+        return (*(link.render() for link in self.links), *([self.ring.render()] if self.ring is not None else ()))
 
 
 def check(fabric: Fabric, hosts: Sequence[str], namespace_of: Callable[[str], str]) -> SelfCheck:
@@ -66,7 +107,11 @@ def check(fabric: Fabric, hosts: Sequence[str], namespace_of: Callable[[str], st
         _check_pair(fabric, pair, [hosts[number] for number in pair], [namespace_of(hosts[number]) for number in pair])
         for pair in pairs_to_check(fabric)
     ]
-    return SelfCheck(tuple(links), tuple(sentence for link in links for sentence in find_problems(link, fabric)))
+    problems = [sentence for link in links for sentence in find_problems(link, fabric)]
+    ring = _check_ring(fabric, hosts, namespace_of) if fabric.hosts > 2 else None
+    # A link that is too slow by itself has been named.
+    problem = ring.problem() if ring is not None and not problems and _is_clean(fabric, fabric.links) else None
+    return SelfCheck(tuple(links), (*problems, *([problem] if problem else ())), ring)
 
 
 def pairs_to_check(fabric: Fabric) -> List[Tuple[int, int]]:
@@ -94,15 +139,30 @@ def find_problems(link: LinkCheck, fabric: Fabric) -> List[str]:
             f"{who}: a round trip takes {quantities.render_seconds(link.measured_median_s)}, and not "
             f"{quantities.render_seconds(link.round_trip_s)}. Predict with the measured one."
         )
-    # With loss or outages TCP is slower than its link, as it should be.
-    is_clean = not any(each.loss or each.outage_s for each in links) and fabric.queue is None
-    if link.rate and is_clean and abs(link.measured_rate / link.rate - 1) > _TOLERANCE:
-        limit = "The cores are the limit: lower the rate, or raise the MTU or the dilation."
+    if link.rate and _is_clean(fabric, links) and abs(link.measured_rate / link.rate - 1) > _TOLERANCE:
         sentences.append(
             f"{who}: one flow reaches {quantities.render_rate(link.measured_rate)}, and not "
-            f"{quantities.render_rate(link.rate)}.{f' {limit}' if link.measured_rate < link.rate else ''}"
+            f"{quantities.render_rate(link.rate)}.{f' {_CORES}' if link.measured_rate < link.rate else ''}"
         )
     return sentences
+
+
+def _is_clean(fabric: Fabric, links: Sequence[Link]) -> bool:
+    """Whether TCP should reach the rate of its link: with loss or outages it is slower, as it should be."""
+    return not any(each.loss or each.outage_s for each in links) and fabric.queue is None
+
+
+def _check_ring(fabric: Fabric, hosts: Sequence[str], namespace_of: Callable[[str], str]) -> RingCheck:
+    """Lets every host send to the next one, all at once."""
+    count = len(hosts)
+    nexts = [(host + 1) % count for host in range(count)]
+    duration_s = min(_MAX_FLOW_S, max(_MIN_FLOW_S, _ROUND_TRIPS_TO_FILL * fabric.round_trip_s(0, 1)))
+    places = [(namespace_of(hosts[host]), namespace_of(hosts[other])) for host, other in enumerate(nexts)]
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        rates = list(pool.map(lambda n: _measure_rate_or_0(hosts[nexts[n]], places[n], duration_s), range(count)))
+    nominal = [fabric.rate_between(host, other) for host, other in enumerate(nexts)]
+    shares = tuple(None if rate is None else rate * fabric.payload_share for rate in nominal)
+    return RingCheck(tuple(rates), shares)
 
 
 def _check_pair(fabric: Fabric, pair: Tuple[int, int], hosts: Sequence[str], places: Sequence[str]) -> LinkCheck:

@@ -44,6 +44,7 @@ class Link:
     bytes_per_s: Optional[float] = None  # of the slowest host: it bounds a ring, whatever the others do
     one_way_delay_s: Optional[float] = None
     placement: str = topology.BLOCK
+    emulated: bool = True  # whether all hosts share the cores of the machine that was calibrated
 
 
 def all_reduce_seconds(
@@ -74,6 +75,7 @@ def all_reduce_seconds(
             link_bytes_per_s=link.bytes_per_s,
             one_way_delay_s=link.one_way_delay_s,
             placement=link.placement,
+            emulated=link.emulated,
         )
     assert network is not None
     plans = [formulas.make_plan(algorithm, ranks, float(size), network) for size in bytes_list]

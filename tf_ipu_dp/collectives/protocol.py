@@ -29,6 +29,7 @@ class Order(Record):
     count_timeouts: bool = False  # of TCP, by host
     real_time: bool = True  # whether the ranks run at real-time priority, where the user may
     timeline: Optional[str] = None  # file for Horovod's timeline, on the host of rank 0
+    emulator_pid: Optional[int] = None  # of the process that forwards the frames of emulated hosts
 
 
 def rank_of(instance: int, instances: int, hosts: int, placement: str) -> int:

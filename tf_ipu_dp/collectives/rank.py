@@ -7,21 +7,21 @@ Rank 0 writes what all ranks measured to its standard output, a second's worth o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from tf_ipu_dp.collectives import protocol, timeline
+from tf_ipu_dp.collectives import cpu_use, mpi_library, protocol, tcp_counters, timeline
+from tf_ipu_dp.collectives.cpu_use import CpuUse
 from tf_ipu_dp.collectives.protocol import Order
 
 _CHUNK_S = 1.0
 _MAX_CHUNK = 200
-# A probe for the end of a message that may be lost is a timeout too: alone on its way, it waits for 200 ms.
-_TIMERS = ("TCPTimeouts", "TCPLossProbes")
-_CHECKED = 64  # elements that are compared with the sum after every trial
+_WRITTEN_S, _WRITTEN_LIMIT_S = 0.5, 20.0  # without growth, a file is written; and until then
 
 
 def main(words: Sequence[str]) -> int:
@@ -32,6 +32,8 @@ def main(words: Sequence[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if order.timeline is not None:  # on all ranks, or Horovod hangs; rank 0 alone writes the file
         os.environ["HOROVOD_TIMELINE"] = order.timeline
+        with contextlib.suppress(OSError):  # it is missing on other hosts than the command's
+            Path(order.timeline).parent.mkdir(mode=0o700, exist_ok=True)
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -46,12 +48,20 @@ def main(words: Sequence[str]) -> int:
     _answer(hvd, "facts", priority=priority, **_facts(hvd, tf))
     shares_clock = len(set(hvd.allgather_object(_read_boot_id()))) == 1
     counts = order.count_timeouts and hvd.local_rank() == 0
+    writer = _calm_timeline_writer(hvd) if order.timeline is not None else None
     for number, sizes in enumerate(order.series):
-        _Series(hvd, tf, number, sizes, shares_clock, counts).measure(order.trials, order.warmup)
+        series = _Series(hvd, tf, number, sizes, shares_clock, counts)
+        series.measure(order.trials, order.warmup, order.emulator_pid, writer)
     is_first = hvd.rank() == 0
-    hvd.shutdown()  # completes the timeline
-    if order.timeline is not None and is_first:
-        _answer_engine_times(order)
+    if order.timeline is not None and writer is not None:
+        cpu_use.prefer_thread(writer)
+        _wait_until_written(Path(order.timeline))
+    hvd.shutdown()  # closes the timeline, and drops what is not written yet
+    if order.timeline is not None:
+        if is_first:
+            _answer_engine_times(order)
+        with contextlib.suppress(OSError):  # the last rank of a host removes the folder
+            Path(order.timeline).parent.rmdir()
     return 0
 
 
@@ -76,41 +86,64 @@ class _Series:
         )
         self._barrier = tf.function(lambda one: hvd.allreduce(one, op=hvd.Sum, name="barrier"))
 
-    def measure(self, trials: int, warmup: int) -> None:
+    def measure(self, trials: int, warmup: int, emulator_pid: Optional[int], writer: Optional[int]) -> None:
         """Runs the trials; rank 0 answers with every chunk of them."""
         import numpy as np
 
-        shortest_s = min((self._trial(check_all=trial == 0)[1] / 1e9 for trial in range(warmup)), default=_CHUNK_S)
+        shortest_s = min((self._trial()[1] / 1e9 for _ in range(warmup)), default=_CHUNK_S)
         # All ranks must end a chunk together.
         chunk = int(self._hvd.broadcast_object(min(max(int(_CHUNK_S / max(shortest_s, 1e-6)), 1), _MAX_CHUNK)))
         done = 0
-        busy = _BusyCores()
+        used = CpuUse(emulator_pid, writer)
         while done < trials:
             count = min(chunk, trials - done)
-            rows = [self._trial(check_all=done + place + 1 == trials) for place in range(count)]
+            rows = self._chunk(count)
             gathered = self._hvd.allgather(self._tf.constant(np.array([rows], np.int64))).numpy()
             done += count
             self._answer_trials(gathered)
-        _answer(self._hvd, "end", series=self._number, busy=busy.share())
+        threads = self._hvd.allgather(self._tf.constant([used.busiest_thread()], self._tf.float64)).numpy()
+        _answer(
+            self._hvd,
+            "end",
+            series=self._number,
+            busy=used.cores(),
+            threads=threads.tolist(),
+            emulator=used.process(),
+        )
 
-    def _trial(self, check_all: bool) -> Tuple[int, int, int, int]:
-        """Returns when the trial began, how long it took, TCP's timeouts during it and whether the sum was wrong."""
-        before = _read_timeouts() if self._counts_timeouts else 0
+    def _chunk(self, count: int) -> List[Tuple[int, ...]]:
+        """Returns the trials of a chunk: begin, time, whether the sum was wrong, and what TCP counted.
+
+        TCP is read after each barrier. A rank may have handed its last packet to TCP, and be done, before the packet is
+        lost and another rank waits for it: only when the next barrier is over have all timers of a trial run out.
+        """
+        counters = tcp_counters.TcpCounters() if self._counts_timeouts else None
+        texts: List[bytes] = []
+        rows = [self._trial(counters, texts) for _ in range(count)]
         self._barrier(self._one)
+        if counters is None:
+            return [(*row, 0, 0, 0) for row in rows]
+        texts.append(counters.read())
+        counters.close()
+        return [(*row, *counted) for row, counted in zip(rows, tcp_counters.between(texts))]
+
+    def _trial(
+        self, counters: Optional[tcp_counters.TcpCounters] = None, texts: Optional[List[bytes]] = None
+    ) -> Tuple[int, int, int]:
+        """Returns when the trial began, how long it took and whether the sum was wrong."""
+        self._barrier(self._one)
+        if counters is not None and texts is not None:
+            texts.append(counters.read())
         began = time.monotonic_ns()
         sums = self._reduce(*self._tensors)
         ended = time.monotonic_ns()
-        after = _read_timeouts() if self._counts_timeouts else 0
-        return began, ended - began, after - before, int(not self._is_correct(sums, check_all))
+        return began, ended - began, int(not self._is_correct(sums))
 
-    def _is_correct(self, sums: Sequence[Any], check_all: bool) -> bool:
+    def _is_correct(self, sums: Sequence[Any]) -> bool:
+        """Compares every element: between trials, where nobody waits for it."""
         import numpy as np
 
-        for found, expected in zip(sums, self._sums):
-            step = 1 if check_all else max(expected.size // _CHECKED, 1)
-            if not np.array_equal(found.numpy()[::step], expected[::step]):
-                return False
-        return True
+        return all(np.array_equal(found.numpy(), expected) for found, expected in zip(sums, self._sums))
 
     def _answer_trials(self, gathered: Any) -> None:
         """Answers with rank x trial arrays of times in nanoseconds."""
@@ -123,8 +156,8 @@ class _Series:
             series=self._number,
             took_ns=took.T.tolist(),
             late_ns=late.T.tolist(),
-            timeouts=gathered[:, :, 2].sum(axis=0).tolist(),
-            wrong=int((gathered[:, :, 3].max(axis=0) > 0).sum()),
+            wrong=int((gathered[:, :, 2].max(axis=0) > 0).sum()),
+            tcp=gathered[:, :, 3:].sum(axis=0).tolist(),
         )
 
 
@@ -138,10 +171,34 @@ def _answer(hvd: Any, kind: str, **values: Any) -> None:
         print(protocol.render_answer(kind, **values), flush=True)
 
 
+def _calm_timeline_writer(hvd: Any) -> Optional[int]:
+    """Keeps rank 0's thread that writes the timeline from taking a core: it polls. Returns the thread, or None."""
+    hvd.allgather_object(None)
+    writer = cpu_use.calm_polling_thread() if hvd.rank() == 0 else None
+    hvd.broadcast_object(None)  # all others wait, so that the cores are free for the thread that does not
+    return writer
+
+
+def _wait_until_written(path: Path) -> None:
+    """Waits until a file does not grow any more."""
+    deadline = time.monotonic() + _WRITTEN_LIMIT_S
+    before = -1
+    while time.monotonic() < deadline:
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return
+        if size == before:
+            return
+        before = size
+        time.sleep(_WRITTEN_S)
+
+
 def _answer_engine_times(order: Order) -> None:
     assert order.timeline is not None
     try:
         text = Path(order.timeline).read_text(encoding="utf-8", errors="replace")
+        Path(order.timeline).unlink()
     except OSError:
         return
     for number, sizes in enumerate(order.series):
@@ -175,6 +232,7 @@ def _facts(hvd: Any, tf: Any) -> Dict[str, Any]:
     return {
         "horovod": horovod.__version__,
         "operations": "MPI" if uses_mpi else "Gloo",
+        "mpi": mpi_library.read_loaded() if uses_mpi else None,
         "tensorflow": tf.__version__,
         "ranks": hvd.size(),
         "hosts": hosts,
@@ -190,43 +248,6 @@ def _read_boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return platform.node()
-
-
-def _read_timeouts() -> int:
-    """Returns how often a timer of TCP has run out in this network namespace, because an answer was missing."""
-    try:
-        lines = Path("/proc/net/netstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    found = {
-        name: int(value) for names, values in zip(lines[::2], lines[1::2]) for name, value in _pairs(names, values)
-    }
-    return sum(found.get(name, 0) for name in _TIMERS)
-
-
-def _pairs(names: str, values: str) -> List[Tuple[str, str]]:
-    return list(zip(names.split()[1:], values.split()[1:]))
-
-
-class _BusyCores:
-    """How much of all cores of this machine is used, by any process."""
-
-    def __init__(self) -> None:
-        self._before = self._read()
-
-    def share(self) -> float:
-        """Returns the used share since the beginning, from 0 to 1."""
-        idle, total = (now - before for now, before in zip(self._read(), self._before))
-        return 1 - idle / total if total > 0 else 0.0
-
-    @staticmethod
-    def _read() -> Tuple[int, int]:
-        try:
-            fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
-        except OSError:
-            return 0, 0
-        numbers = [int(field) for field in fields]
-        return numbers[3] + numbers[4], sum(numbers)
 
 
 if __name__ == "__main__":

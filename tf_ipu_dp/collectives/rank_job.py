@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from tf_ipu_dp.planning.topology import Topology
 
 ENGINES = ("gloo", "mpi")
 _STOP_S = 20.0
+_WATCH_S = 0.2
 _LAST_LINES = 20
 _REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"
 
@@ -37,10 +39,12 @@ class SeriesAnswers:
 
     rank_seconds: List[List[float]] = dataclasses.field(default_factory=list)  # of each trial, by rank
     late_s: List[List[float]] = dataclasses.field(default_factory=list)
-    timeouts: List[int] = dataclasses.field(default_factory=list)
+    tcp: List[List[int]] = dataclasses.field(default_factory=list)  # of each trial: TcpCounts of all hosts
     engine_s: List[float] = dataclasses.field(default_factory=list)
     wrong: int = 0
-    busy: Optional[float] = None  # share of this machine's cores that was used
+    busy: Optional[float] = None  # share of the cores of rank 0's machine that was used
+    threads: List[float] = dataclasses.field(default_factory=list)  # of each rank: its busiest thread's share of a core
+    emulator: Optional[float] = None  # the link emulator's share of a core
 
     def engine_times(self) -> Optional[Array]:
         """Returns the engine's time of every trial; None if it is not known of all."""
@@ -54,6 +58,7 @@ class Answers:
     facts: Dict[str, Any]
     series: Tuple[SeriesAnswers, ...]
     was_interrupted: bool = False
+    failure: Optional[str] = None  # why the ranks ended before all trials were made, as a sentence
 
 
 def run(
@@ -69,7 +74,7 @@ def run(
     """Starts the ranks on this machine, on hosts or on emulated ones, and returns their answers.
 
     `on_trials` is called with a series and the number of trials that were added to it. Ctrl-C ends the ranks, and what
-    they have answered is returned. UsageError if they fail.
+    they have answered is returned; so it is if they fail. UsageError if they fail before the first trial.
     """
     answers = Answers({}, tuple(SeriesAnswers() for _ in order.series))
     with tempfile.TemporaryDirectory(prefix="tf_ipu_dp-") as folder:
@@ -89,7 +94,7 @@ def run(
             start_new_session=True,  # a terminal's Ctrl-C must not reach the ranks before this process
         )
         try:
-            with _last_lines(process.stderr) as lines:
+            with _last_lines(process.stderr) as lines, _watch(process, network) as problems:
                 _collect(process.stdout, answers, on_trials)
                 status = process.wait()
         except KeyboardInterrupt:
@@ -97,7 +102,9 @@ def run(
             return answers
         finally:
             job_process.stop_session(process)
-    _require_all(answers, order, status, lines)
+    answers.failure = problems[0] if problems else _find_failure(answers, order, status, lines)
+    if answers.failure is not None and not any(series.rank_seconds for series in answers.series):
+        raise cli.UsageError(answers.failure)
     return answers
 
 
@@ -154,27 +161,54 @@ def _collect(stream: Optional[IO[str]], answers: Answers, on_trials: Optional[Ca
         if answer["kind"] == "trials":
             series.rank_seconds += _seconds(answer["took_ns"])
             series.late_s += _seconds(answer["late_ns"])
-            series.timeouts += answer["timeouts"]
+            series.tcp += answer["tcp"]
             series.wrong += answer["wrong"]
             if on_trials is not None:
-                on_trials(answer["series"], len(answer["timeouts"]))
+                on_trials(answer["series"], len(answer["took_ns"]))
         elif answer["kind"] == "engine":
             series.engine_s = list(answer["seconds"])
         elif answer["kind"] == "end":
-            series.busy = answer["busy"]
+            series.busy, series.threads, series.emulator = answer["busy"], answer["threads"], answer["emulator"]
 
 
 def _seconds(rows: Sequence[Sequence[int]]) -> List[List[float]]:
     return [[value / 1e9 for value in row] for row in rows]
 
 
-def _require_all(answers: Answers, order: Order, status: int, lines: Sequence[str]) -> None:
+def _find_failure(answers: Answers, order: Order, status: int, lines: Sequence[str]) -> Optional[str]:
+    """Returns why the ranks have not made all trials, in a sentence; None if they have."""
     done = all(len(series.rank_seconds) == order.trials for series in answers.series)
     if status == 0 and done:
-        return
+        return None
     told = [line for line in lines if line.startswith("poprun: ")]
     last = (told or list(lines) or [f"the launcher exited with status {status}"])[-1]
-    raise cli.UsageError(f"The ranks failed: {cli.first_line(last)}")
+    return f"The ranks failed: {cli.first_line(last)}"
+
+
+@contextlib.contextmanager
+def _watch(process: subprocess.Popen[str], network: Optional[EmulatedHosts]) -> Iterator[List[str]]:
+    """Ends the ranks if their network breaks, which TCP would wait for; yields a list for the sentence that says so."""
+    problems: List[str] = []
+    done = threading.Event()
+
+    def watch(hosts: EmulatedHosts) -> None:
+        while not done.wait(_WATCH_S):
+            problem = hosts.why_broken()
+            if problem is not None:
+                problems.append(problem)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                return
+
+    thread = threading.Thread(target=watch, args=(network,), daemon=True)
+    if network is not None:
+        thread.start()
+    try:
+        yield problems
+    finally:
+        done.set()
+        if network is not None:
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -104,11 +104,13 @@ def _letters() -> Iterator[str]:
 
 
 def _entries(lettered: Sequence[Tuple[str, Result]]) -> Iterator[Entry]:
+    several = len({result.description.fabric for _, result in lettered} - {None}) > 1
     for key, result in lettered:
         for series in result.series:
             summary = statistics.summarise(series)
             ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
-            parts = [ranks, render_size(summary.bytes), *([summary.label] if summary.label else [])]
+            fabric = result.description.fabric if several else None
+            parts = [ranks, render_size(summary.bytes), *filter(None, [fabric, summary.label])]
             name = ", ".join([result.description.kind, *parts])
             name = f"{key} {name}" if len(lettered) > 1 else name
             yield Entry(key, result.description, series, summary, outliers.find(series), name)

@@ -37,7 +37,13 @@ _PIPE_WIDTH = 80
 _PIPE_TEXT_WIDTH = 120
 _FIRST_NUMBER = 2  # columns before it say which series a row is
 _PLOT_HEIGHT = 16
-_CAUSE_MARKS = {outliers.TIMEOUT: ("T", BAD), outliers.LATE: ("L", "35"), outliers.OTHER: ("?", WARN)}
+_CAUSE_MARKS = {
+    outliers.TIMEOUT: ("T", BAD),
+    outliers.PROBE: ("P", BAD),
+    outliers.FAST: ("F", "36"),
+    outliers.LATE: ("L", "35"),
+    outliers.OTHER: ("?", WARN),
+}
 
 Cell = Callable[[Summary], str]
 
@@ -148,11 +154,15 @@ def outlier_sentence(entry: Entry) -> str:
 
 
 def last_sentence(found: outliers.LastShares) -> str:
-    """Returns which rank was last most often."""
+    """Returns in how many trials a rank was late, and which one most often."""
+    limit = quantities.render_seconds(found.limit_s)
+    if not found.late:
+        return f"Nobody was late: in all of {cli.count(found.trials, 'trial')} the ranks began within {limit}."
     rank = int(np.argmax(found.share))
     return (
-        f"Rank {rank} was last most often: in {100 * found.share[rank]:.0f} % of "
-        f"{cli.count(found.trials, 'trial')}; an equal share is {100 / len(found.share):.2g} %."
+        f"A rank was late, by more than {limit}, in {found.late:,} of {cli.count(found.trials, 'trial')}. Rank {rank} "
+        f"was last most often: in {100 * found.share[rank] * found.trials / found.late:.0f} % of these; an equal share "
+        f"is {100 / len(found.share):.2g} %."
     )
 
 
@@ -300,7 +310,6 @@ def _delays(entries: Sequence[Entry], options: DisplayOptions) -> List[List[Line
         body: Array = np.ones(len(seconds), dtype=bool)
         body[[each.trial for each in entry.outliers]] = False
         groups = [terminal_plots.Points(trials[body], seconds[body], terminal_plots.COLOURS[0])]
-        legend: Line = []
         # Rare causes are drawn last, so that others do not cover them.
         for cause, _ in sorted(cause_counts(entry), key=lambda each: -each[1]):
             own, style = _CAUSE_MARKS[cause]
@@ -315,17 +324,24 @@ def _delays(entries: Sequence[Entry], options: DisplayOptions) -> List[List[Line
             _PLOT_HEIGHT,
             options,
         )
-        for cause, _ in cause_counts(entry):
-            own, style = _CAUSE_MARKS[cause]
-            legend += [(f"{own} ", style), (f"{cause}   ", PLAIN)]
-        blocks.append(
-            [
-                *lines,
-                *([legend] if legend else []),
-                *text_layout.wrap([(outlier_sentence(entry), PLAIN)], options.width),
-            ]
-        )
+        lines += _cause_legend([cause for cause, _ in cause_counts(entry)], width)
+        blocks.append([*lines, *text_layout.wrap([(outlier_sentence(entry), PLAIN)], options.width)])
     return blocks
+
+
+def _cause_legend(causes: Sequence[str], width: int) -> List[Line]:
+    """Returns the marks of causes, in as many lines as they need."""
+    lines: List[Line] = []
+    left = 0
+    for cause in causes:
+        own, style = _CAUSE_MARKS[cause]
+        needed = len(own) + 1 + len(cause)
+        if needed > left or not lines:
+            lines.append([])
+            left = width
+        lines[-1] += [(f"{own} ", style), (f"{cause}   " if left >= needed + 3 else cause, PLAIN)]
+        left -= needed + 3
+    return lines
 
 
 def choose_delays(entries: Sequence[Entry], limit: int) -> List[Entry]:
@@ -344,7 +360,7 @@ def _last(entries: Sequence[Entry], options: DisplayOptions) -> List[List[Line]]
         names, by_group, shares = group_ranks(found, _MAX_MAP_ROWS)
         labels = [f"rank {name} {100 * share:3.0f} %" for name, share in zip(names, shares)]
         lines: List[Line] = [[("Who was last", BOLD), (f", by trial: {printable(entry.name)}", PLAIN)]]
-        lines += terminal_plots.shaded_map(labels, by_group, options)
+        lines += terminal_plots.shaded_map(labels, by_group, options) if found.late else []
         blocks.append([*lines, *text_layout.wrap([(last_sentence(found), PLAIN)], options.width)])
     return blocks
 

@@ -24,6 +24,8 @@ Array = Any  # numpy has no types that hold for both releases
 DESCRIPTION = "collective.json"
 TRIALS = "trials.csv"
 MEASURED, SIMULATED = "measured", "simulated"
+INTERRUPTED, FAILED = "interrupted", "failed"
+_COUNTED = ("timeouts", "probes", "fast_retransmissions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class SeriesFacts(Record):
     link_burst_bytes: int = 0  # that pass before the link's rate applies
     wrong_sums: int = 0
     label: str = ""  # distinguishes series of the same ranks and bytes, for example an algorithm
+    shortest_timeout_s: float = 0.2  # that a retransmission timeout can take, in the time that trials are given in
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +55,11 @@ class Series:
     rank_seconds: Optional[Array] = None
     late_s: Optional[Array] = None  # how much later than the first rank each rank began the trial
     engine_s: Optional[Array] = None  # of each trial: the engine's own time, without the wait for its start
-    timeouts: Optional[Array] = None  # of each trial: retransmission timeouts of TCP during it, on all hosts
+    # Of each trial, on all hosts, until the ranks met again after it: TCP's retransmission timeouts, its probes for the
+    # end of a message, and its fast retransmissions.
+    timeouts: Optional[Array] = None
+    probes: Optional[Array] = None
+    fast_retransmissions: Optional[Array] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Description(Record):
     notes: Tuple[str, ...] = ()  # sentences for the reader, for example that the cores were the limit
     command: Tuple[str, ...] = ()
     round_trip_s: Optional[float] = None  # between two hosts, as measured before the first trial
+    ended_early: Optional[str] = None  # INTERRUPTED or FAILED, where not all trials were made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +112,7 @@ def read(folder: Path) -> Result:
 def render_trials(series: Sequence[Series]) -> str:
     """Returns all trials as CSV: one line per trial, columns that are not known are empty."""
     ranks = max((each.facts.ranks for each in series if each.rank_seconds is not None), default=0)
-    names = ["series", "ranks", "bytes", "trial", "seconds", "engine_s", "timeouts"]
+    names = ["series", "ranks", "bytes", "trial", "seconds", "engine_s", *_COUNTED]
     names += [f"rank{rank}_s" for rank in range(ranks)] + [f"rank{rank}_late_s" for rank in range(ranks)]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
@@ -126,8 +134,10 @@ def _rows(number: int, series: Series) -> List[Dict[str, Any]]:
         row["seconds"] = _text(seconds)
         if series.engine_s is not None:
             row["engine_s"] = _text(series.engine_s[trial])
-        if series.timeouts is not None:
-            row["timeouts"] = int(series.timeouts[trial])
+        for name in _COUNTED:
+            counts = getattr(series, name)
+            if counts is not None:
+                row[name] = int(counts[trial])
         for suffix, values in (("s", series.rank_seconds), ("late_s", series.late_s)):
             if values is not None:
                 row.update({f"rank{rank}_{suffix}": _text(value) for rank, value in enumerate(values[trial])})
@@ -157,4 +167,5 @@ def _read_series(number: int, facts: SeriesFacts, rows: Sequence[Mapping[str, st
     seconds = column("seconds")
     if seconds is None or np.isnan(seconds).any():
         raise ValueError(f"{TRIALS} has a trial of series {number} without seconds")
-    return Series(facts, seconds, by_rank("s"), by_rank("late_s"), column("engine_s"), column("timeouts"))
+    counts = (column(name) for name in _COUNTED)
+    return Series(facts, seconds, by_rank("s"), by_rank("late_s"), column("engine_s"), *counts)

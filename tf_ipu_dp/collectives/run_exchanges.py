@@ -81,6 +81,7 @@ def sentences(run: RunExchanges) -> List[str]:
         tail = "" if summary.p99_s is None else f", p99 {render_seconds(summary.p99_s)}"
         title = printable(run.prediction.description.title)
         found.append(f"Predicted ({title}): p50 {render_seconds(summary.p50_s)}{tail}.")
+        found += map(printable, run.prediction.description.notes)
     last = run.times.most_often_last
     if last is not None and len(run.times.arrivals) > 1:
         share = run.times.last_pct(last.instance) or 0.0

@@ -15,6 +15,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import (
     calibration,
     fitting,
+    machine_facts,
     quantities,
     results,
     simulate_flags,
@@ -41,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     if cli.wants_help(words):
         return cli.show(_help(fv))
     cli.parse(words, fv)
-    sizes, ranks = get(fv, "bytes"), get(fv, "replicas")
+    sizes, ranks = simulate_flags.read_sizes(fv), get(fv, "replicas")
     if get(fv, "fit") is not None:
         found, text = _fit(fv)
         if isinstance(found, fitting.SaturationFit) or not (sizes and ranks):
@@ -50,8 +51,8 @@ def main(words: Sequence[str]) -> int:
         network = simulate_flags.Network(found.topology())
         fv["algorithm"].value = found.algorithm if isinstance(found, fitting.PiecewiseFit) else fitting.RING
     else:
-        missing = [f"--{name}" for name in ("replicas", "bytes") if get(fv, name) is None]
-        if missing:
+        missing = [f"--{name}" for name, value in (("replicas", ranks), ("bytes", sizes)) if value is None]
+        if missing or ranks is None or sizes is None:
             raise cli.UsageError(f"{' and '.join(missing)} must be given, for example --replicas=64 --bytes=971048.")
         network = simulate_flags.read_network(fv, _read_calibration)
     asked = [simulate_flags.read_simulation(fv, count, size, network) for count in ranks for size in sizes]
@@ -189,6 +190,9 @@ def _read_calibration(path: Path) -> calibration.Calibration:
     found = calibration.load(path)
     if found is None:
         raise cli.UsageError(f"{path} does not exist. Measure at 2 ranks first, or give a topology.")
+    changed = machine_facts.differences(found.facts, machine_facts.read())
+    if changed:
+        sys.stderr.write(f"simulate: {path} was calibrated with {'; '.join(changed)}.\n")
     return found
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from absl import flags
 
@@ -14,19 +13,17 @@ from tf_ipu_dp.collectives import (
     calibration,
     disturbances,
     fitting,
+    flag_values,
     formulas,
     horovod_model,
     loss,
     noise,
-    quantities,
     simulator,
     topology,
 )
+from tf_ipu_dp.collectives.flag_values import Form
 
-MAX_RANKS = 1 << 24
-_SHAPE = re.compile(r"([0-9]{1,8})x([0-9]{1,8})", re.ASCII)
-_Form = Tuple[str, str, Callable[[str], Any]]
-_Define = Callable[[str, Any, _Form, str], None]
+_Define = Callable[[str, Any, Form, str], None]
 
 GROUPS: Dict[str, Tuple[str, ...]] = {
     "Job": ("replicas", "bytes", "algorithm", "buckets", "torus", "tree_pieces"),
@@ -50,6 +47,7 @@ GROUPS: Dict[str, Tuple[str, ...]] = {
         "timeout_given_loss",
         "timeout_per_message",
         "timeout_per_packet",
+        "timeout_per_single_packet",
         "recovery",
     ),
     "Training step": ("forward", "backward", "optimizer_time", "compute_jitter", "horovod", "cycle"),
@@ -84,7 +82,7 @@ class _Serializer(flags.ArgumentSerializer):  # type: ignore[misc, type-arg, unu
 def define_flags(fv: flags.FlagValues) -> None:
     """Defines all flags of `simulate`."""
 
-    def value(name: str, default: Any, parser: _Form, text: str) -> None:
+    def value(name: str, default: Any, parser: Form, text: str) -> None:
         flags.DEFINE(_Parser(*parser), name, default, text, flag_values=fv, serializer=_Serializer())
 
     _define_job(value)
@@ -94,20 +92,43 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def _define_job(value: _Define) -> None:
-    value("replicas", None, _COUNTS, "Ranks of the all-reduce. Several are simulated one after the other.")
-    value("bytes", None, _SIZES, "Bytes that each rank contributes.")
+    value("replicas", None, flag_values.COUNTS, "Ranks of the all-reduce. Several are simulated one after the other.")
+    value("bytes", None, flag_values.SIZES, "Bytes that each rank contributes.")
     names = cli.alternatives((formulas.AUTO, *formulas.ALGORITHMS))
-    value("algorithm", formulas.AUTO, _NAME, f"{names}. auto takes the one with the least time without noise.")
-    value("buckets", 1, ("N", "a whole number from 1 on", _whole), "Equal buckets that the bytes are sent in.")
-    value("torus", None, ("RxC", "rows and columns like 8x8", _shape), "Shape of the 2-D torus. As square as possible.")
-    value("tree_pieces", None, ("N", "a whole number from 1 on", _whole), "Pieces of the double tree's pipeline.")
+    value(
+        "algorithm", formulas.AUTO, flag_values.NAME, f"{names}. auto takes the one with the least time without noise."
+    )
+    value(
+        "buckets",
+        (1,),
+        ("N|BYTES", "a whole number, or sizes like 802816,168232", flag_values.parse_buckets),
+        "Equal buckets that the bytes are sent in, or the bytes of each in the order of the backward pass, as size "
+        "shows them; they replace --bytes.",
+    )
+    value(
+        "torus",
+        None,
+        ("RxC", "rows and columns like 8x8", flag_values.parse_shape),
+        "Shape of the 2-D torus. As square as possible.",
+    )
+    value(
+        "tree_pieces",
+        None,
+        ("N", "a whole number from 1 on", flag_values.parse_whole),
+        "Pieces of the double tree's pipeline.",
+    )
 
 
 def _define_network(value: _Define, fv: flags.FlagValues) -> None:
-    value("topology", None, _NAME, f"A preset: {cli.alternatives(topology.PRESETS)}.")
-    value("bandwidth", None, _RATE, "Bandwidth of equal links, per direction, instead of a preset.")
-    value("latency", None, _SECONDS, "One-way latency of equal links.")
-    value("ports", None, ("N", "1 or 2", _whole), "2 where ranks are wired to both neighbours with links of their own.")
+    value("topology", None, flag_values.NAME, f"A preset: {cli.alternatives(topology.PRESETS)}.")
+    value("bandwidth", None, flag_values.RATE, "Bandwidth of equal links, per direction, instead of a preset.")
+    value("latency", None, flag_values.SECONDS, "One-way latency of equal links.")
+    value(
+        "ports",
+        None,
+        ("N", "1 or 2", flag_values.parse_whole),
+        "2 where ranks are wired to both neighbours with links of their own.",
+    )
     value(
         "levels",
         None,
@@ -123,19 +144,39 @@ def _define_network(value: _Define, fv: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "placement", topology.BLOCK, list(topology.PLACEMENTS), "How ranks lie on hosts or groups.", flag_values=fv
     )
-    value("ranks_per_host", 1, ("N", "a whole number from 1 on", _whole), "Ranks that share the link of a host.")
-    value("calibration", None, _PATH, "A calibration of this machine, as calibrate writes it, instead of a topology.")
-    value("handshake", None, _POSITIVE, "One-way latencies per step; about 2.2 for Gloo.")
-    value("overhead", None, _SECONDS, "The engine's own time per message.")
-    value("base_latency", None, _SECONDS, "The engine's own time per all-reduce.")
-    value("reduction_rate", None, _RATE, "Bytes that a rank adds up per second. Without it, adding takes no time.")
-    value("wire_efficiency", None, _POSITIVE, "Payload over bytes on the wire, for example 0.956.")
-    value("segments", None, ("N|gloo", "a whole number, or gloo", _segments), "Messages per step of a ring.")
+    value(
+        "ranks_per_host",
+        1,
+        ("N", "a whole number from 1 on", flag_values.parse_whole),
+        "Ranks that share the link of a host.",
+    )
+    value(
+        "calibration",
+        None,
+        flag_values.PATH,
+        "A calibration of this machine, as calibrate writes it, instead of a topology.",
+    )
+    value("handshake", None, flag_values.POSITIVE, "One-way latencies per step; about 2.2 for Gloo.")
+    value("overhead", None, flag_values.SECONDS, "The engine's own time per message.")
+    value("base_latency", None, flag_values.SECONDS, "The engine's own time per all-reduce.")
+    value(
+        "reduction_rate",
+        None,
+        flag_values.RATE,
+        "Bytes that a rank adds up per second. Without it, adding takes no time.",
+    )
+    value("wire_efficiency", None, flag_values.POSITIVE, "Payload over bytes on the wire, for example 0.956.")
+    value(
+        "segments",
+        None,
+        ("N|gloo", "a whole number, or gloo", flag_values.parse_segments),
+        "Messages per step of a ring.",
+    )
 
 
 def _define_disturbances(value: _Define) -> None:
-    value("jitter", "none", _LAW, "Noise of each step of each rank.")
-    value("trial_jitter", "none", _LAW, "Noise of whole trials, the same on all ranks.")
+    value("jitter", "none", flag_values.LAW, "Noise of each step of each rank.")
+    value("trial_jitter", "none", flag_values.LAW, "Noise of whole trials, the same on all ranks.")
     value(
         "start_jitter",
         "none",
@@ -166,28 +207,44 @@ def _define_disturbances(value: _Define) -> None:
         ("cubic|bbr|roce[:T]", "cubic, bbr, roce or roce:T", loss.parse_transport),
         "What recovers them. roce waits 4.096 us x 2^T.",
     )
-    value("packet_bytes", 1448, ("N", "a whole number from 1 on", _whole), "Payload of a packet.")
-    value("timeout_given_loss", None, _SHARE, "Share of losses that end in a timeout. Without it, by rule.")
+    value(
+        "packet_bytes",
+        None,
+        ("N", "a whole number from 1 on", flag_values.parse_whole),
+        "Payload of a packet. Default: 1448, or the calibrated one.",
+    )
+    value("timeout_given_loss", None, flag_values.SHARE, "Share of losses that end in a timeout. Without it, by rule.")
     value(
         "timeout_per_message",
         None,
-        _SHARE,
+        flag_values.SHARE,
         "Messages whose end meets a timeout, instead of a share of losses.",
     )
-    value("timeout_per_packet", None, _SHARE, "Packets that meet a timeout besides, with --timeout_per_message.")
-    value("recovery", None, _SECONDS, "What a packet costs that is lost in the stream. Without it, by rule.")
+    value(
+        "timeout_per_packet",
+        None,
+        flag_values.SHARE,
+        "Packets that meet a timeout besides, with --timeout_per_message.",
+    )
+    value(
+        "timeout_per_single_packet",
+        None,
+        flag_values.SHARE,
+        "Packets of Horovod's negotiation that meet a timeout, with --horovod.",
+    )
+    value("recovery", None, flag_values.SECONDS, "What a packet costs that is lost in the stream. Without it, by rule.")
 
 
 def _define_rest(value: _Define, fv: flags.FlagValues) -> None:
-    value("forward", None, _SECONDS, "Forward pass of a training step; with it, the step is shown too.")
-    value("backward", None, _SECONDS, "Backward pass, in which buckets become ready at an even rate.")
-    value("optimizer_time", None, _SECONDS, "What follows when all buckets are reduced.")
-    value("compute_jitter", "none", _LAW, "Noise of the passes of each replica; the slowest counts.")
+    value("forward", None, flag_values.SECONDS, "Forward pass of a training step; with it, the step is shown too.")
+    value("backward", None, flag_values.SECONDS, "Backward pass, in which buckets become ready at an even rate.")
+    value("optimizer_time", None, flag_values.SECONDS, "What follows when all buckets are reduced.")
+    value("compute_jitter", "none", flag_values.LAW, "Noise of the passes of each replica; the slowest counts.")
     flags.DEFINE_bool("horovod", False, "Adds what Horovod adds to the engine's time.", flag_values=fv)
-    value("cycle", None, _SECONDS, "Horovod's cycle time, if it is not 1 ms.")
-    value("fit", None, _PATH, "A CSV file of measured points (ranks, bytes, seconds or efficiency) to fit.")
+    value("cycle", None, flag_values.SECONDS, "Horovod's cycle time, if it is not 1 ms.")
+    value("fit", None, flag_values.PATH, "A CSV file of measured points (ranks, bytes, seconds or efficiency) to fit.")
     flags.DEFINE_enum("fit_form", fitting.RING, list(fitting.FORMS), "What is fitted to them.", flag_values=fv)
-    value("check", None, _PATH, "A CSV file of points that the fit is compared with.")
+    value("check", None, flag_values.PATH, "A CSV file of points that the fit is compared with.")
     flags.DEFINE_enum("mode", simulator.AUTO, list(simulator.MODES), "How trials are calculated.", flag_values=fv)
     flags.DEFINE_integer(
         "trials", 1000, "Trials of each.", lower_bound=1, upper_bound=simulator.MAX_TRIALS, flag_values=fv
@@ -195,7 +252,7 @@ def _define_rest(value: _Define, fv: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "seed", 0, "The same seed gives the same output.", lower_bound=0, upper_bound=2**32 - 1, flag_values=fv
     )
-    value("out", None, _PATH, "A folder for all trials, which report reads.")
+    value("out", None, flag_values.PATH, "A folder for all trials, which report reads.")
     flags.DEFINE_bool("json", False, "Prints JSON instead of a table.", flag_values=fv)
 
 
@@ -254,13 +311,11 @@ def read_disturbances(
     recovery = get(fv, "recovery")
     if calibrated is not None:
         trial_jitter = calibrated.trial_jitter if trial_jitter.is_none else trial_jitter
-        if per_message is None and get(fv, "timeout_given_loss") is None:
-            per_message, per_packet = calibrated.timeout_per_message, calibrated.timeout_per_packet
         recovery = calibrated.recovery_s if recovery is None else recovery
     stragglers: Tuple[int, float] = get(fv, "stragglers") or (0, 1.0)
     slow_links: Tuple[int, float] = get(fv, "slow_links") or (0, 0.0)
     outer = network.levels[-1]
-    packet = _int(fv, "packet_bytes")
+    packet = _int(fv, "packet_bytes", (calibrated.packet_bytes if calibrated is not None else None) or 1448)
     asked: loss.Loss = get(fv, "loss")
     transport: loss.Transport = get(fv, "transport")
     lossy = dataclasses.replace(
@@ -273,8 +328,11 @@ def read_disturbances(
         timeout_given_loss=get(fv, "timeout_given_loss"),
         timeout_per_message=per_message,
         timeout_per_packet=per_packet,
+        timeout_per_single_packet=get(fv, "timeout_per_single_packet") or 0.0,
         recovery_s=recovery,
     )
+    if calibrated is not None and per_message is None and get(fv, "timeout_given_loss") is None:
+        lossy = dataclasses.replace(calibrated.with_timeouts(lossy), packet_bytes=packet)
     return disturbances.Disturbances(
         get(fv, "jitter"),
         trial_jitter,
@@ -291,6 +349,7 @@ def read_simulation(fv: flags.FlagValues, ranks: int, size: int, network: Networ
     model = _horovod(fv, network.calibrated) if get(fv, "horovod") else None
     forward, backward, optimizer = (get(fv, name) or 0.0 for name in ("forward", "backward", "optimizer_time"))
     compute = simulator.Compute(forward, backward, optimizer, get(fv, "compute_jitter"))
+    buckets: Tuple[int, ...] = get(fv, "buckets")
     return simulator.Simulation(
         ranks,
         size,
@@ -300,11 +359,12 @@ def read_simulation(fv: flags.FlagValues, ranks: int, size: int, network: Networ
         str(get(fv, "mode")),
         _int(fv, "trials"),
         _int(fv, "seed"),
-        _int(fv, "buckets"),
+        1 if len(buckets) > 1 else buckets[0],
         get(fv, "torus"),
         get(fv, "tree_pieces"),
         model,
         compute,
+        buckets if len(buckets) > 1 else (),
     )
 
 
@@ -314,21 +374,16 @@ def _horovod(fv: flags.FlagValues, calibrated: Optional[calibration.Calibration]
     return model if cycle is None else dataclasses.replace(model, cycle_s=cycle)
 
 
-def parse_counts(text: str) -> Tuple[int, ...]:
-    """Returns the numbers of a list like 2,4,8 or of a range like 2..64, which doubles."""
-    found: List[int] = []
-    for part in text.split(","):
-        first, dots, last = (word.strip() for word in part.partition(".."))
-        ends = [first, last] if dots else [first]
-        if not all(re.fullmatch(r"[0-9]{1,9}", word, re.ASCII) for word in ends):
-            raise ValueError(f"{part.strip()!r} is not a number of replicas")
-        numbers = [int(word) for word in ends]
-        if not all(1 <= number <= MAX_RANKS for number in numbers) or numbers[-1] < numbers[0]:
-            raise ValueError(f"{part.strip()!r} is not from 1 to {MAX_RANKS:,}, ascending")
-        while dots and numbers[-2] * 2 < numbers[-1]:
-            numbers.insert(-1, numbers[-2] * 2)
-        found += [number for number in numbers if number not in found]
-    return tuple(found)
+def read_sizes(fv: flags.FlagValues) -> Optional[Tuple[int, ...]]:
+    """Returns the sizes to simulate: --bytes, or what unequal buckets add up to; None where neither is given."""
+    sizes: Optional[Tuple[int, ...]] = get(fv, "bytes")
+    buckets: Tuple[int, ...] = get(fv, "buckets")
+    if len(buckets) == 1:
+        return sizes
+    total = sum(buckets)
+    if sizes is not None and sizes != (total,):
+        raise cli.UsageError(f"The --buckets add up to {total:,} bytes, which are not the --bytes. Leave --bytes out.")
+    return (total,)
 
 
 def _plain_topology(fv: flags.FlagValues, given: List[str]) -> topology.Topology:
@@ -363,52 +418,3 @@ def _with_engine(fv: flags.FlagValues, network: topology.Topology) -> topology.T
 def _int(fv: flags.FlagValues, name: str, default: int = 0) -> int:
     value = get(fv, name)
     return default if value is None else int(value)
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,8}", text.strip(), re.ASCII) or not int(text):
-        raise ValueError("it is not a whole number from 1 to 99,999,999")
-    return int(text)
-
-
-def _segments(text: str) -> int:
-    return topology.GLOO_SEGMENTS if text.strip() == "gloo" else _whole(text)
-
-
-def _shape(text: str) -> Tuple[int, int]:
-    found = _SHAPE.fullmatch(text.strip())
-    if not found or not int(found[1]) or not int(found[2]):
-        raise ValueError("it is not a shape")
-    return int(found[1]), int(found[2])
-
-
-def _number(text: str, kind: Type[float] = float) -> float:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError("it is not a number") from None
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise ValueError("it is not from 0 to 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1e6:
-        raise ValueError("it is not from above 0 to 1,000,000")
-    return value
-
-
-_RATE: _Form = ("RATE", "a rate like 1Gbit or 25GB/s", quantities.parse_rate)
-_SECONDS: _Form = ("TIME", "a time like 5us, 2ms or 1s", quantities.parse_seconds)
-_LAW: _Form = ("LAW", "none, or a law with its standard deviation: lognormal:0.1", noise.parse_law)
-_SHARE: _Form = ("X", "a number from 0 to 1", _share)
-_POSITIVE: _Form = ("X", "a number above 0", _positive)
-_NAME: _Form = ("NAME", "a name", str)
-_PATH: _Form = ("PATH", "a path", str)
-_COUNTS: _Form = ("N", "numbers like 4, 2,4,8 or 2..64 (doubling)", parse_counts)
-_SIZES: _Form = ("BYTES", "sizes like 971048 or 4KiB..64MiB (doubling)", quantities.parse_byte_list)

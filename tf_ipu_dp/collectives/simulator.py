@@ -6,6 +6,7 @@ Three modes: `closed` is the formula without noise, `exact` goes through all ste
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, List, Optional, Tuple
 
 import numpy as np
@@ -42,7 +43,10 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """One number of ranks and one size, in one or more buckets."""
+    """One number of ranks and one size, in one or more buckets.
+
+    Buckets are equal, or those of `bucket_bytes`, in the order in which the backward pass makes them.
+    """
 
     ranks: int
     bytes: int
@@ -57,6 +61,12 @@ class Simulation:
     pieces: Optional[int] = None
     horovod: Optional[horovod_model.HorovodModel] = None
     compute: Compute = dataclasses.field(default_factory=Compute)
+    bucket_bytes: Tuple[int, ...] = ()  # they add up to `bytes`
+
+    @property
+    def bucket_sizes(self) -> Tuple[float, ...]:
+        """The bytes of each bucket."""
+        return tuple(map(float, self.bucket_bytes)) or (self.bytes / self.buckets,) * self.buckets
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,41 +90,51 @@ def simulate(asked: Simulation) -> Outcome:
     asked.disturbances.check(asked.ranks)
     if asked.buckets > asked.bytes:
         raise cli.UsageError(f"{asked.bytes:,} bytes cannot be cut into {asked.buckets:,} buckets. Use fewer.")
-    plan = formulas.make_plan(
-        asked.algorithm,
-        asked.ranks,
-        asked.bytes / asked.buckets,
-        asked.topology,
-        torus=asked.torus,
-        pieces=asked.pieces,
-    )
-    recursion = exact.make_recursion(plan)
-    mode = choose_mode(asked, recursion)
+    if asked.bucket_bytes and (sum(asked.bucket_bytes) != asked.bytes or min(asked.bucket_bytes) < 1):
+        raise cli.UsageError(
+            f"Buckets of {sum(asked.bucket_bytes):,} bytes in all are not the {asked.bytes:,} bytes to send."
+        )
+    sizes = asked.bucket_sizes
+    plans = {size: _make_plan(asked, size) for size in sizes}
+    largest = plans[max(sizes)]
+    recursions = {size: exact.make_recursion(plan) for size, plan in plans.items()}
+    mode = choose_mode(asked, sum(recursions[size].draws for size in sizes))
     rng = np.random.default_rng([asked.seed, asked.ranks, asked.bytes])
-    found = [_trials(mode, recursion, asked, rng) for _ in range(asked.buckets)]
+    found = [_trials(mode, recursions[size], asked, rng) for size in sizes]
     engine = np.sum([each.seconds for each in found], axis=0)
-    cost = formulas.cost(plan)
-    whole = formulas.Cost(*(asked.buckets * each for each in dataclasses.astuple(cost)))
+    timeouts = np.sum([each.timeouts for each in found], axis=0)
+    costs = [dataclasses.astuple(formulas.cost(plans[size])) for size in sizes]
+    whole = formulas.Cost(*(math.fsum(part) for part in zip(*costs)))
     seconds = engine
     if asked.horovod is not None and asked.ranks > 1:
-        seconds = engine + _sample_horovod(asked.horovod, asked, len(engine), rng)
-    single = asked.buckets == 1 and asked.horovod is None
+        share = math.fsum(edge.share for edge in largest.topology.ring_edges()[-1:])
+        added, more = _sample_horovod(asked.horovod, asked, len(engine), share, rng)
+        seconds, timeouts = engine + added, timeouts + more
+    single = len(sizes) == 1 and asked.horovod is None
+    lossy = asked.disturbances.loss
+    facts = results.SeriesFacts(
+        asked.ranks,
+        asked.bytes,
+        _link_rate(largest),
+        label=largest.algorithm,
+        shortest_timeout_s=lossy.timeout_s,
+    )
     series = results.Series(
-        results.SeriesFacts(asked.ranks, asked.bytes, _link_rate(plan), label=plan.algorithm),
+        facts,
         seconds,
         rank_seconds=found[0].rank_seconds if single else None,
         engine_s=engine if asked.horovod is not None else None,
-        timeouts=None if asked.disturbances.loss.is_none else np.sum([each.timeouts for each in found], axis=0),
+        timeouts=None if lossy.is_none else timeouts,
     )
     step = (
         None if asked.compute.is_none else _sample_step(asked, [each.seconds for each in found], seconds - engine, rng)
     )
-    return Outcome(series, plan.algorithm, mode, whole, step)
+    return Outcome(series, largest.algorithm, mode, whole, step)
 
 
-def choose_mode(asked: Simulation, recursion: exact.Recursion) -> str:
+def choose_mode(asked: Simulation, draws_per_trial: int) -> str:
     """Returns the mode to use; UsageError if the exact mode would take hours."""
-    draws = recursion.draws * asked.trials * asked.buckets
+    draws = draws_per_trial * asked.trials
     if asked.mode == EXACT and draws > _MAX_DRAWS:
         raise cli.UsageError(
             f"The exact mode would calculate {draws:,} steps for {asked.ranks:,} replicas and {asked.trials:,} trials. "
@@ -136,18 +156,28 @@ def _trials(mode: str, recursion: exact.Recursion, asked: Simulation, rng: Any) 
     return run(recursion, asked.disturbances, asked.trials, rng)
 
 
-def _sample_horovod(model: horovod_model.HorovodModel, asked: Simulation, count: int, rng: Any) -> Array:
+def _make_plan(asked: Simulation, size: float) -> formulas.Plan:
+    return formulas.make_plan(
+        asked.algorithm, asked.ranks, size, asked.topology, torus=asked.torus, pieces=asked.pieces
+    )
+
+
+def _sample_horovod(
+    model: horovod_model.HorovodModel, asked: Simulation, count: int, lossy_share: float, rng: Any
+) -> Tuple[Array, Array]:
+    """Returns Horovod's own time of each trial, and the timeouts that its negotiation met."""
     negotiation = horovod_model.negotiation_seconds(model, asked.ranks, asked.topology)
     parts = horovod_model.add(model, asked.ranks, float(asked.bytes), asked.topology, 0.0)
-    return horovod_model.sample_wait(model, negotiation, count, rng) + parts.overhead_s
+    packets = round(lossy_share * horovod_model.single_packets(asked.ranks))
+    timeouts, delays = asked.disturbances.loss.sample_negotiation(rng, count, packets)
+    return horovod_model.sample_wait(model, negotiation, count, rng) + parts.overhead_s + delays, timeouts
 
 
 def _sample_step(asked: Simulation, buckets: List[Array], overhead: Array, rng: Any) -> overlap.Step:
     compute = asked.compute
     trials = len(buckets[0])
     slowest = compute.jitter.slowest(rng, asked.ranks, trials)
-    sizes = [asked.bytes / asked.buckets] * asked.buckets
-    ready = slowest[:, None] * overlap.even_ready_times(compute.forward_s, compute.backward_s, sizes)
+    ready = slowest[:, None] * overlap.even_ready_times(compute.forward_s, compute.backward_s, asked.bucket_sizes)
     seconds = np.stack(buckets, axis=1)
     seconds[:, 0] += overhead
     return overlap.step_times(ready, seconds, slowest * (compute.forward_s + compute.backward_s), compute.optimizer_s)

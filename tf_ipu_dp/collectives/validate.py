@@ -37,7 +37,6 @@ _LINK_SIZES = (256 << 10, R4_BYTES, 4 << 20)
 _DELAY_SIZES = (4 << 10, 64 << 10, R4_BYTES)
 _CALIBRATED_DELAYS_S = (1e-3, 5e-3)
 _LOSS = 0.01
-_LOSS_SIZES = (64 << 10, R4_BYTES)  # few and many packets per message
 _SIMULATED_TRIALS = 20_000
 LINK, DELAY, LAYOUT, LOSS, R4 = "link", "delay", "layout", "loss", "r4"
 GROUPS = (LINK, DELAY, LAYOUT, LOSS, R4)
@@ -83,20 +82,29 @@ R4_RANGE_S = (11e-3, 16e-3)
 Tell = Callable[[str], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """How many all-reduces are measured of each case, and with loss."""
+
+    trials: int
+    loss_trials: int
+
+
 def main(words: Sequence[str]) -> int:
     """Measures and predicts the groups, and shows the table; exit code 1 if an error is larger than its limit."""
     if cli.wants_help(words):
         return cli.show(_help())
     fv = _make_flags()
     cli.parse(words, fv)
-    values: Dict[str, Any] = {name: fv[name].value for name in ("groups", "trials", "out", "json")}
+    values: Dict[str, Any] = {name: fv[name].value for name in ("groups", "trials", "loss_trials", "out", "json")}
+    asked = Asked(values["trials"], values["loss_trials"])
     groups = _parse_groups(values["groups"])
     measure.require_horovod(2)
     rows: List[Row] = []
     interrupted = False
     try:
         for group in groups:
-            _MEASURES[group](values["trials"], rows.append, measure.announce)
+            _MEASURES[group](asked, rows.append, measure.announce)
     except KeyboardInterrupt:
         interrupted = True
         measure.announce("interrupted; this is what was measured until then.")
@@ -147,86 +155,75 @@ def render(rows: Sequence[Row], width: int) -> str:
     return table + "".join(f"\n{text}: {'met' if is_met else 'missed'}." for text, is_met in verdicts(rows)) + "\n"
 
 
-def _measure_link(trials: int, add: Callable[[Row], None], tell: Tell) -> None:
+def _measure_link(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
     fabric = fabric_flags.load(PROFILE)
-    found = _calibrate(fabric, (), trials, tell)
+    found = _calibrate(fabric, (), asked, tell)
     for ranks in (2, 4, 8):
         case = dataclasses.replace(fabric, hosts=ranks)
-        _add_cases(add, tell, LINK, f"{ranks} hosts", case, _LINK_SIZES, trials, found)
+        _add_cases(add, tell, LINK, f"{ranks} hosts", case, _LINK_SIZES, asked.trials, found)
 
 
-def _measure_delays(trials: int, add: Callable[[Row], None], tell: Tell) -> None:
+def _measure_delays(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
     fabric = fabric_flags.load(PROFILE)
-    found = _calibrate(fabric, _CALIBRATED_DELAYS_S, trials, tell)
+    found = _calibrate(fabric, _CALIBRATED_DELAYS_S, asked, tell)
     for delay_s in (1e-3, 2e-3, 5e-3):
         for ranks in (2, 4):
             link = dataclasses.replace(fabric.link, delay_s=delay_s)
             case = dataclasses.replace(fabric, hosts=ranks, link=link)
-            _add_cases(add, tell, DELAY, f"{delay_s * 1e3:g} ms one way", case, _DELAY_SIZES, trials, found)
+            _add_cases(add, tell, DELAY, f"{delay_s * 1e3:g} ms one way", case, _DELAY_SIZES, asked.trials, found)
 
 
-def _measure_layouts(trials: int, add: Callable[[Row], None], tell: Tell) -> None:
+def _measure_layouts(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
     fabric = dataclasses.replace(fabric_flags.load(PROFILE), hosts=4)
-    found = _calibrate(fabric, (), trials, tell)
+    found = _calibrate(fabric, (), asked, tell)
     slow = fabric.override_host(2, {"rate": "25Mbit"})
-    _add_cases(add, tell, LAYOUT, "one host at a quarter of the rate", slow, (R4_BYTES,), trials, found)
+    _add_cases(add, tell, LAYOUT, "one host at a quarter of the rate", slow, (R4_BYTES,), asked.trials, found)
     for placement in ("block", "round-robin"):
         case = dataclasses.replace(fabric, ranks_per_host=2, placement=placement)
-        _add_cases(add, tell, LAYOUT, f"2 ranks a host, {placement}", case, (R4_BYTES,), trials, found)
+        _add_cases(add, tell, LAYOUT, f"2 ranks a host, {placement}", case, (R4_BYTES,), asked.trials, found)
 
 
-def _measure_loss(trials: int, add: Callable[[Row], None], tell: Tell) -> None:
+def _measure_loss(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
     fabric = fabric_flags.load(PROFILE)
-    found = _calibrate(fabric, (), trials, tell)
-    lossy = dataclasses.replace(fabric, hosts=2, link=dataclasses.replace(fabric.link, loss=_LOSS))
+    lossy = dataclasses.replace(fabric, hosts=4, link=dataclasses.replace(fabric.link, loss=_LOSS))
+    found = _calibrate(fabric, (), asked, tell)
+    tell(f"loss of {100 * _LOSS:.0f} % at 2 ranks, {asked.loss_trials} trials of each size, to count timeouts...")
+    found = calibrate.count_timeouts(found, lossy, asked.loss_trials)
     # Shares need many trials: a percentage of rare events.
-    many = 60 * trials
-    tell(f"loss of {100 * _LOSS:.0f} % at 2 ranks, {many} trials, to count timeouts...")
-    result = measure.measure_completely(Request(tuple((size,) for size in _LOSS_SIZES), 2, many, "loss", fabric=lossy))
-    found = calibration.fit_timeouts(found, result.series)
-    case = dataclasses.replace(lossy, hosts=4)
-    tell(f"loss of {100 * _LOSS:.0f} % at 4 ranks, {many // 3} trials...")
-    measured = measure.measure_completely(Request(((R4_BYTES,),), 4, many // 3, "loss", fabric=case)).series[0].seconds
-    predicted = predict_late_share(found, case)
-    add(
-        Row(
-            LOSS,
-            f"loss of {100 * _LOSS:.0f} %",
-            4,
-            R4_BYTES,
-            len(measured),
-            calibration.late_share(measured),
-            predicted,
-            True,
-        )
-    )
+    tell(f"loss of {100 * _LOSS:.0f} % at 4 ranks, {asked.loss_trials} trials...")
+    request = Request(((R4_BYTES,),), 4, asked.loss_trials, "loss", fabric=lossy)
+    seconds = measure.measure_completely(request).series[0].seconds
+    shares = calibration.late_share(seconds), predict_late_share(found, lossy)
+    add(Row(LOSS, f"loss of {100 * _LOSS:.0f} %", 4, R4_BYTES, len(seconds), *shares, True))
 
 
 def predict_late_share(found: Calibration, fabric: Fabric) -> float:
     """Returns the share of late trials of a simulation of the same job."""
     network = found.topology(fabric.ranks, fabric.hosts)
     rate = fabric.slowest_rate or calibration.NO_LINK_BYTES_PER_S
-    lossy = Loss(
-        fabric.link.loss,
-        packet_s=1448 / rate,
-        timeout_per_message=found.timeout_per_message,
-        timeout_per_packet=found.timeout_per_packet,
-    )
+    lossy = found.with_timeouts(Loss(fabric.link.loss, packet_s=fabric.packet_bytes / rate))
     asked = simulator.Simulation(
-        fabric.ranks, R4_BYTES, network, formulas.RING, Disturbances(loss=lossy), trials=_SIMULATED_TRIALS, seed=1
+        fabric.ranks,
+        R4_BYTES,
+        network,
+        formulas.RING,
+        Disturbances(loss=lossy),
+        trials=_SIMULATED_TRIALS,
+        seed=1,
+        horovod=found.horovod,
     )
     return calibration.late_share(simulator.simulate(asked).series.seconds)
 
 
-def _measure_r4(trials: int, add: Callable[[Row], None], tell: Tell) -> None:
+def _measure_r4(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
     fabric = fabric_flags.load("r4")
-    found = _calibrate(fabric, (), trials, tell)
-    _add_cases(add, tell, R4, "4 hosts, 1 Gbit/s", fabric, (R4_BYTES,), 4 * trials, found)
+    found = _calibrate(fabric, (), asked, tell)
+    _add_cases(add, tell, R4, "4 hosts, 1 Gbit/s", fabric, (R4_BYTES,), 4 * asked.trials, found)
 
 
-def _calibrate(fabric: Fabric, delays_s: Sequence[float], trials: int, tell: Tell) -> Calibration:
+def _calibrate(fabric: Fabric, delays_s: Sequence[float], asked: Asked, tell: Tell) -> Calibration:
     tell(f"calibrating at 2 ranks: {fabric.render()}")
-    return calibrate.calibrate(fabric, delays_s, trials=trials)
+    return calibrate.calibrate(fabric, delays_s, trials=asked.trials)
 
 
 def _add_cases(
@@ -251,7 +248,7 @@ def _add_cases(
         add(Row(group, case, fabric.ranks, series.facts.bytes, len(series.seconds), measured, seconds))
 
 
-_MEASURES: Dict[str, Callable[[int, Callable[[Row], None], Tell], None]] = {
+_MEASURES: Dict[str, Callable[[Asked, Callable[[Row], None], Tell], None]] = {
     LINK: _measure_link,
     DELAY: _measure_delays,
     LAYOUT: _measure_layouts,
@@ -297,8 +294,11 @@ def _make_flags() -> flags.FlagValues:
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     flags.DEFINE_string("groups", ",".join(GROUPS), f"What to validate, of {', '.join(GROUPS)}.", flag_values=fv)
     flags.DEFINE_integer(
-        "trials", 25, "All-reduces of each case; 20 to 60 times as many with loss.", lower_bound=5, upper_bound=10_000,
-        flag_values=fv,
+        "trials", 25, "All-reduces of each case.", lower_bound=5, upper_bound=10_000, flag_values=fv,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "loss_trials", calibrate.LOSS_TRIALS, "All-reduces with loss: of each size at 2 ranks, and of the case itself.",
+        lower_bound=20, upper_bound=1_000_000, flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_string("out", None, "File for the table as JSON.", flag_values=fv)
     flags.DEFINE_bool("json", False, "Print the table as JSON.", flag_values=fv)
@@ -309,8 +309,8 @@ def _help() -> str:
     return cli.render_help(
         "python -m tf_ipu_dp.collectives validate [--flag=value ...]",
         "Measures all-reduces on emulated hosts, predicts them from measurements at 2 ranks alone, and shows how far "
-        "the prediction is off. Needs root. Takes about 8 minutes on 2 cores.",
-        {"Validation": ("groups", "trials", "out", "json")},
+        "the prediction is off. Needs root. Takes about 15 minutes on 2 cores.",
+        {"Validation": ("groups", "trials", "loss_trials", "out", "json")},
         _make_flags(),
         shutil.get_terminal_size().columns,
         _EXAMPLES,

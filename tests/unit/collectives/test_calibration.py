@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.collectives import calibration, fitting, formulas, horovod_model, predict, results, topology
+from tf_ipu_dp.collectives import (
+    calibration,
+    calibration_file,
+    fitting,
+    formulas,
+    horovod_model,
+    loss,
+    machine_facts,
+    predict,
+    results,
+    timeout_fit,
+    topology,
+)
 
 LINK = 1.25e7
 SIZES = [4096 << step for step in range(11)]
@@ -139,23 +151,93 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path):
         calibration.load(path)
 
 
-def _lossy(size, per_message, per_packet, trials=100_000):
+def _lossy(size, per_small, per_message, per_packet, trials=100_000):
     """Returns a series at 2 ranks, of which so many trials meet a timeout."""
-    rate = 4 * per_message + 4 * (size / 2 / 1448) * per_packet
+    rate = 4 * per_small if size <= 8 else 2 * per_small + 4 * per_message + 4 * (size / 2 / 1448) * per_packet
     late = round((1 - np.exp(-rate)) * trials)
     return results.Series(results.SeriesFacts(2, size), np.array([0.1] * (trials - late) + [0.3] * late))
 
 
-def test_lossy_runs_of_two_sizes_tell_timeouts_of_messages_and_of_packets_apart():
-    lossy = [_lossy(65_536, 0.009, 2e-5), _lossy(971_048, 0.009, 2e-5)]
-    found = calibration.fit_timeouts(_calibrated(), lossy)
-    assert found.timeout_per_message == pytest.approx(0.009, rel=0.05)
-    assert found.timeout_per_packet == pytest.approx(2e-5, rel=0.05)
-    # Where the larger size has fewer timeouts, packets do not matter; where all come with size, messages do not.
-    found = calibration.fit_timeouts(_calibrated(), [_lossy(65_536, 0.01, 0.0), _lossy(971_048, 0.009, 0.0)])
-    assert found.timeout_per_packet == 0.0 and found.timeout_per_message == pytest.approx(0.0095, rel=0.01)
-    found = calibration.fit_timeouts(_calibrated(), lossy[:1])
-    assert found.timeout_per_packet == 0.0 and found.timeout_per_message > 0.009
+def _timeouts(*lossy):
+    found = timeout_fit.fit_timeouts(_calibrated(), lossy, loss=0.01)
+    return found.timeout_per_single_packet, found.timeout_per_message, found.timeout_per_packet
+
+
+def test_lossy_runs_of_three_sizes_tell_timeouts_of_single_packets_messages_and_packets_apart():
+    true = (0.008, 0.004, 3e-5)
+    assert _timeouts(*(_lossy(size, *true) for size in (4, 65_536, 524_288))) == pytest.approx(true, rel=0.05)
+
+
+def test_lossy_runs_of_fewer_sizes_leave_out_what_they_cannot_tell_apart():
+    assert _timeouts(_lossy(65_536, 0, 0.009, 2e-5), _lossy(971_048, 0, 0.009, 2e-5)) == (
+        0.0, pytest.approx(0.009, rel=0.05), pytest.approx(2e-5, rel=0.05)
+    )  # fmt: skip
+    # Where the larger size has fewer timeouts, packets do not matter.
+    small, message, packet = _timeouts(_lossy(65_536, 0, 0.01, 0.0), _lossy(971_048, 0, 0.009, 0.0))
+    assert (small, packet) == (0.0, 0.0) and message == pytest.approx(0.0095, rel=0.02)
+    small, message, packet = _timeouts(_lossy(65_536, 0, 0.009, 2e-5))
+    assert (small, packet) == (0.0, 0.0) and message > 0.009
+
+
+def test_timeouts_are_scaled_to_another_loss():
+    found = timeout_fit.fit_timeouts(
+        _calibrated(), [_lossy(size, 0.008, 0.004, 3e-5) for size in (4, 65_536, 524_288)], loss=0.01, packet_bytes=8948
+    )
+    half = found.with_timeouts(loss.Loss(0.005))
+    assert half.timeout_per_single_packet == pytest.approx(found.timeout_per_single_packet / 2)
+    assert half.timeout_per_message == pytest.approx(found.timeout_per_message / 2)
+    assert half.timeout_per_packet == pytest.approx(found.timeout_per_packet / 4)
+    assert half.packet_bytes == 8948
+    assert _calibrated().with_timeouts(loss.Loss(0.005)) == loss.Loss(0.005)
+
+
+def test_a_fabric_s_calibration_is_kept_beside_the_machine_s_own():
+    environ = {"XDG_CACHE_HOME": "/cache"}
+    own, r4 = calibration_file.path(environ), calibration_file.path(environ, "r4")
+    assert (own.name, r4.name, r4.parent) == ("calibration.json", "calibration-r4.json", own.parent)
+    assert calibration_file.path(environ, "/home/a/my fabric.ini").name == "calibration-my-fabric.json"
+    named = {"TF_IPU_DP_CALIBRATION": "/a/mine"}
+    assert (
+        str(calibration_file.path(named, "r4")) == "/a/mine-r4.json" and str(calibration_file.path(named)) == "/a/mine"
+    )
+
+
+def test_another_machine_s_calibration_is_told_from_this_one_s():
+    here = machine_facts.read()
+    assert {"host", "cores", "kernel", "TensorFlow", "Horovod"} <= set(here)
+    assert machine_facts.differences({**here, "load average at the start": "3"}, here) == []
+    then = {"cores": "64", "kernel": here["kernel"], "Horovod": "0.1"}
+    assert machine_facts.differences(then, here) == [
+        f"cores 64, and here {here['cores']}", f"Horovod 0.1, and here {here['Horovod']}"
+    ]  # fmt: skip
+
+
+def test_of_two_rounds_the_one_that_other_work_did_not_slow_down_counts():
+    given = _measured().result
+    slow = [
+        dataclasses.replace(each, seconds=1.2 * each.seconds, engine_s=1.2 * each.engine_s)
+        for each in given.series[::2]
+    ]
+    both = results.Result(given.description, (*slow, *given.series))
+    assert calibration.fit([calibration.Measurement(both)], date="2026-11-17") == calibration.fit(
+        [_measured()], date="2026-11-17"
+    )
+
+
+def test_the_cycle_of_the_measurement_is_kept():
+    model = horovod_model.HorovodModel(cycle_s=5e-3)
+    assert calibration.fit([_measured()], date="2026-11-17", model=model).horovod_cycle_s == 5e-3
+
+
+def test_real_hosts_have_cores_of_their_own():
+    shared = dataclasses.replace(_calibrated(), shared_cores=2)
+
+    def seconds(**kwargs):
+        link = predict.Link(**kwargs)
+        return predict.all_reduce_seconds([4096], 16, 16, shared, link=link, seen_by="engine").seconds
+
+    alone = predict.all_reduce_seconds([4096], 16, 16, _calibrated(), seen_by="engine").seconds
+    assert seconds() > 3 * alone and seconds(emulated=False) == pytest.approx(alone)
 
 
 def test_a_calibration_needs_several_sizes_at_2_ranks():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import buckets, calibration, job_prediction
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import lookup
@@ -24,11 +27,14 @@ CALIBRATION = calibration.Calibration(
 )
 
 
-def _predict(*words):
+LINK = dataclasses.replace(CALIBRATION, link_bytes_per_s=1.25e8, shared_cores=2, facts={"fabric": "r4"})
+
+
+def _predict(*words, found=CALIBRATION):
     config = train_flags.parse(words)
     run = plan.plan_run(config, lookup.find(config.dataset, config.data_dir, config.image_size))
     size = buckets.job_size(run, precision=config.precision, deterministic=False, threshold=buckets.FUSION_THRESHOLD)
-    return job_prediction.predict_job(run, size, CALIBRATION)
+    return job_prediction.predict_job(run, size, found)
 
 
 def test_a_job_s_all_reduce_is_predicted_with_its_largest_share_of_an_update():
@@ -45,6 +51,40 @@ def test_one_instance_sends_nothing_and_more_instances_take_longer():
     assert _predict("--model=mlp", "--ipus=4") is None
     two, eight = (_predict("--model=mlp", f"--ipus={n}", f"--instances={n}") for n in (2, 8))
     assert two.seconds < eight.seconds
+
+
+HOSTS = ("--model=mlp", "--ipus=4", "--instances=4", "--hosts=a,b")
+
+
+def test_a_link_between_hosts_that_was_not_measured_is_not_guessed():
+    found = _predict(*HOSTS).render()
+    assert found.startswith(
+        "No prediction of the all-reduce: the calibration of 2026-11-17 is of one host, and the link between 2 hosts "
+        "is not known. Calibrate on a fabric like it, for example calibrate --fabric=ethernet-1g"
+    )
+    with pytest.raises(cli.UsageError, match="the link between 2 hosts is not known"):
+        job_prediction.simulate_run(HOSTS, CALIBRATION)
+
+
+def test_a_prediction_between_hosts_names_the_link_and_gives_each_host_its_own_cores():
+    found = _predict(*HOSTS, found=LINK)
+    assert " if hosts are joined by links of 1 Gbit/s, as on the fabric r4; predicted from" in found.render()
+    # Four ranks on two hosts of two cores do not take turns; on one host they do.
+    unlimited = dataclasses.replace(LINK, shared_cores=None)
+    assert found.seconds == pytest.approx(_predict(*HOSTS, found=unlimited).seconds)
+    one_host = HOSTS[:-1]
+    assert _predict(*one_host, found=LINK).seconds > _predict(*one_host, found=unlimited).seconds
+    assert _predict(*one_host, found=LINK).link is None
+    result = job_prediction.simulate_run(HOSTS, LINK)
+    assert result.description.title == "the run's exchanges, over links of 1 Gbit/s, as on the fabric r4"
+
+
+def test_a_calibration_of_another_machine_says_so_in_every_prediction():
+    other = dataclasses.replace(CALIBRATION, facts={"cores": "640"})
+    sentence = f"It was calibrated with cores 640, and here {os.cpu_count()}. Calibrate again."
+    assert _predict("--model=mlp", "--ipus=2", "--instances=2", found=other).render().endswith(f". {sentence}")
+    result = job_prediction.simulate_run(["--model=mlp", "--ipus=2", "--instances=2"], other)
+    assert result.description.notes == (sentence,)
 
 
 def test_a_run_is_simulated_from_its_flags():

@@ -112,6 +112,17 @@ def test_a_check_is_one_line():
     )
 
 
+def test_flows_around_the_ring_name_the_one_that_is_furthest_below_its_link():
+    ring = network_check.RingCheck((1.2e7, 0.9e7, 0.3e7), (1.2e7, 1.2e7, 0.3e7))
+    assert ring.render() == ("3 flows at once around the ring: the slowest, from host 1, 72 Mbit/s (nominal 96 Mbit/s)")
+    assert ring.problem() == (
+        "With all 3 hosts sending at once, host 1 reaches 72 Mbit/s, and not 96 Mbit/s. The cores are the limit: lower "
+        "the rate, or raise the MTU or the dilation."
+    )
+    assert network_check.RingCheck((1.1e7, 0.3e7), (1.2e7, 0.3e7)).problem() is None
+    assert network_check.RingCheck((1e9, 2e9), (None, None)).problem() is None
+
+
 WORKS = "Without --fabric, measure runs on this host, and size, simulate and report need no root."
 
 

@@ -28,14 +28,41 @@ def test_normal_noise_has_no_outlier_and_equal_times_have_none():
     assert outliers.find(_series([0.5])) == ()
 
 
-def test_a_counted_timeout_is_the_cause():
-    seconds, timeouts = _body(), np.zeros(200)
-    seconds[[10, 60]] += 0.207
-    timeouts[10] = 1
-    assert _causes(_series(seconds, timeouts=timeouts)) == [
-        (10, outliers.TIMEOUT, None),
-        (60, outliers.OTHER, None),
-    ], "timeouts were counted, and trial 60 had none"
+def _counted(trial, **counts):
+    """Returns the counters of TCP for 200 trials, 0 in all but one."""
+    found = {name: np.zeros(200) for name in ("timeouts", "probes", "fast_retransmissions")}
+    for name, count in counts.items():
+        found[name][trial] = count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("excess", "counts", "cause"),
+    [
+        (0.207, {"timeouts": 1}, outliers.TIMEOUT),
+        (0.61, {"timeouts": 2, "probes": 1}, outliers.TIMEOUT),
+        (0.19, {"timeouts": 1}, outliers.TIMEOUT),  # about 200 ms: the median scatters too
+        (0.028, {"timeouts": 1}, outliers.OTHER),  # a timeout takes 200 ms: this one belongs to the barrier
+        (0.028, {"timeouts": 1, "fast_retransmissions": 1}, outliers.FAST),
+        (0.028, {"probes": 1}, outliers.PROBE),
+        (0.207, {"probes": 1}, outliers.PROBE),  # alone on its way, a packet is probed for after 200 ms
+        (0.028, {"fast_retransmissions": 3}, outliers.FAST),
+        (0.207, {"fast_retransmissions": 3}, outliers.OTHER),  # a round trip does not take 200 ms
+        (0.207, {}, outliers.OTHER),  # timeouts were counted, and there was none
+    ],
+)
+def test_a_cause_needs_both_its_counter_and_a_time_that_it_can_take(excess, counts, cause):
+    seconds = _body()
+    seconds[10] += excess
+    assert _causes(_series(seconds, **_counted(10, **counts))) == [(10, cause, None)]
+
+
+def test_the_shortest_timeout_is_that_of_the_transport():
+    seconds = _body()
+    seconds[10] += 0.067
+    facts = results.SeriesFacts(4, 971_048, shortest_timeout_s=0.067)
+    series = results.Series(facts, seconds, **_counted(10, timeouts=1))
+    assert _causes(series) == [(10, outliers.TIMEOUT, None)]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +107,38 @@ def test_fewer_than_half_of_the_trials_are_outliers_and_all_others_are_faster(ti
     assert all(times[trial] > max(rest) for trial in found)
 
 
-def test_the_last_rank_is_the_one_later_than_all_others():
+def test_the_last_rank_is_the_one_later_than_all_others_and_than_the_limit():
     late = [[0, 1, 2, 0], [0, 0, 0, 0], [3, 3, 0, 0], [5, 0, 1, 4]]
-    assert outliers.last_rank(np.array(late, dtype=float)).tolist() == [2, -1, -1, 0]
+    assert outliers.last_rank(np.array(late, dtype=float), 0.0).tolist() == [2, -1, -1, 0]
+    assert outliers.last_rank(np.array(late, dtype=float), 2.0).tolist() == [-1, -1, -1, 0]
+
+
+def test_nobody_is_late_who_only_leaves_the_barrier_after_the_others():
+    # As measured on four hosts: a barrier lets its ranks go one after the other, always in the same order.
+    late = np.array([0, 190e-6, 160e-6, 20e-6]) + np.random.RandomState(1).normal(0, 2e-5, (200, 4))
+    late -= late.min(axis=1, keepdims=True)
+    found = outliers.last_shares(_series(_body(), late_s=late), 10)
+    assert (found.late, found.share.tolist()) == (0, [0, 0, 0, 0]) and not found.by_group.any()
+    late[40:60, 3] += 3e-3
+    found = outliers.last_shares(_series(_body(), late_s=late), 10)
+    assert found.late == 20 and found.share.tolist() == [0, 0, 0, 0.1]
+    assert found.by_group[3].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_always_late_does_not_hide_itself(ranks):
+    late = np.abs(np.random.RandomState(1).normal(0, 2e-5, (200, ranks)))
+    late[:, 1] += 5e-3
+    late -= late.min(axis=1, keepdims=True)
+    series = results.Series(results.SeriesFacts(ranks, 971_048), _body(), late_s=late)
+    assert outliers.last_shares(series, 1).share[1] == 1.0
+
+
+def test_a_small_trial_has_no_late_rank_within_the_noise_of_waking_up():
+    late = np.abs(np.random.RandomState(2).normal(0, 2e-4, (500, 2)))
+    late -= late.min(axis=1, keepdims=True)
+    series = results.Series(results.SeriesFacts(2, 4096), np.full(500, 1e-3), late_s=late)
+    assert outliers.last_shares(series, 1).late < 25
 
 
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=100), st.integers(1, 20))
@@ -90,18 +146,14 @@ def test_shares_count_every_trial_with_a_last_rank_once(last, groups):
     late = np.zeros((len(last), 4))
     for trial, rank in enumerate(last):
         if rank >= 0:
-            late[trial, rank] = 1.0
+            late[trial, rank] = 1e6
     found = outliers.last_shares(_series(np.ones(len(last)), late_s=late), groups)
-    known = [rank for rank in last if rank >= 0]
-    if not known:
-        assert found is None
-        return
-    assert found.trials == len(known)
-    assert found.share == pytest.approx([known.count(rank) / len(known) for rank in range(4)])
-    for group in range(len(found.edges) - 1):
-        part = [rank for rank in last[found.edges[group] : found.edges[group + 1]] if rank >= 0]
-        column = found.by_group[:, group]
-        assert np.isnan(column).all() if not part else column.sum() == pytest.approx(1.0)
+    limit = outliers.late_limit_s(_series(np.ones(len(last)), late_s=late))
+    known = [rank for rank in last if rank >= 0 and limit < 1e6]
+    assert (found.trials, found.late) == (len(last), len(known))
+    assert found.share == pytest.approx([known.count(rank) / len(last) for rank in range(4)])
+    sizes = np.diff(found.edges)
+    assert found.by_group @ sizes == pytest.approx(found.share * len(last))
 
 
 def test_who_was_last_is_unknown_without_the_times_of_the_ranks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import sample_results
@@ -69,8 +71,10 @@ def test_every_line_fits_and_ascii_is_ascii(measured, simulated, width, unicode,
 
 def test_outliers_are_marked_by_cause_and_counted(measured):
     text = report_text.render(report_content.make_content([measured]), DisplayOptions(80))
-    assert "T retransmission timeout   L late rank   ? other" in text
-    assert "22 outliers (2.2 %, above 15.2 ms): 20 retransmission timeout, 1 late rank, 1" in text
+    assert "T retransmission timeout   P tail-loss probe   F fast retransmission" in text
+    assert "L late rank   ? other" in text
+    counted = "10 retransmission timeout, 10 tail-loss probe, 1 fast retransmission, 1 late rank, 1 other."
+    assert f"23 outliers (2.3 %, above 15.2 ms): {counted}" in " ".join(text.split())
 
 
 def test_two_curves_without_colours_have_marks_of_their_own(measured, simulated):
@@ -104,9 +108,27 @@ def test_results_of_other_sizes_are_no_pairs(measured):
 
 def test_who_was_last_is_drawn_and_said(measured):
     text = report_text.render(report_content.make_content([measured]), DisplayOptions(80))
-    (line,) = [line for line in text.splitlines() if line.startswith("Rank 2 was last most often")]
-    assert "an equal share is 25 %." in line
+    assert (
+        "A rank was late, by more than 1.26 ms, in 335 of 1,000 trials. Rank 2 was last most often: in 100 % of these; "
+        "an equal share is 25 %."
+    ) in " ".join(text.split())
     assert sum(line.startswith("rank ") for line in text.splitlines()) == 4
+
+
+def test_where_nobody_was_late_a_sentence_says_so_and_nothing_is_drawn(measured):
+    series = dataclasses.replace(measured.series[0], late_s=np.zeros((1000, 4)))
+    text = report_text.render(
+        report_content.make_content([results.Result(measured.description, (series,))]), DisplayOptions(80)
+    )
+    assert "Nobody was late: in all of 1,000 trials the ranks began within 1.26 ms." in " ".join(text.split())
+    assert not any(line.startswith("rank ") for line in text.splitlines())
+
+
+def test_results_of_different_fabrics_are_named_by_them(measured):
+    other = dataclasses.replace(measured.description, fabric="lossy")
+    content = report_content.make_content([measured, results.Result(other, measured.series)])
+    names = [entry.name for entry in content.entries]
+    assert names == ["A measured, 4 ranks, 971,048 B, r4", "B measured, 4 ranks, 971,048 B, lossy"]
 
 
 def test_untrusted_text_cannot_move_the_cursor(measured):
@@ -117,7 +139,7 @@ def test_untrusted_text_cannot_move_the_cursor(measured):
 
 def test_many_ranks_are_added_up_in_groups():
     share = np.full(64, 1 / 64)
-    found = outliers.LastShares(10, share, np.array([0, 10]), share[:, None])
+    found = outliers.LastShares(10, 10, 1e-3, share, np.array([0, 10]), share[:, None])
     names, by_group, shares = report_text.group_ranks(found, 16)
     assert names[:2] == ["0-3", "4-7"] and len(names) == 16
     assert by_group.shape == (16, 1) and shares.sum() == pytest.approx(1)

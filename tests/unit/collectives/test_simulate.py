@@ -1,10 +1,12 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import __main__ as collectives
-from tf_ipu_dp.collectives import calibration, results, simulate_flags
+from tf_ipu_dp.collectives import calibration, flag_values, results, simulate_flags
 
 JOB = ("--replicas=4,16", "--bytes=971048", "--bandwidth=1Gbit", "--latency=50us", "--algorithm=ring")
 NOISE = ("--jitter=lognormal:0.1", "--loss=0.01", "--stragglers=1:1.5", "--trials=200", "--seed=7")
@@ -147,9 +149,9 @@ def test_bad_input_is_told_in_a_sentence(words, sentence):
 
 
 def test_numbers_of_replicas_are_lists_and_ranges():
-    assert simulate_flags.parse_counts("2..16,3") == (2, 4, 8, 16, 3)
-    assert simulate_flags.parse_counts("3..10") == (3, 6, 10)
-    assert simulate_flags.parse_counts("4") == (4,)
+    assert flag_values.parse_counts("2..16,3") == (2, 4, 8, 16, 3)
+    assert flag_values.parse_counts("3..10") == (3, 6, 10)
+    assert flag_values.parse_counts("4") == (4,)
 
 
 def test_the_help_lists_every_flag_and_has_examples(capsys):
@@ -161,3 +163,66 @@ def test_the_help_lists_every_flag_and_has_examples(capsys):
 
 def test_the_closed_form_says_what_it_leaves_out(capsys):
     assert "The closed form leaves out jitter, slow ranks and loss." in _run(capsys, *JOB, *NOISE, "--mode=closed")
+
+
+def test_unequal_buckets_are_reduced_one_after_the_other_as_the_backward_pass_makes_them(capsys):
+    small, large = 168_232, 802_816
+    words = ("--replicas=4", "--bandwidth=1Gbit", "--latency=50us", "--algorithm=ring", "--json")
+    step = ("--forward=10ms", "--backward=20ms", "--optimizer_time=1ms")
+
+    def seconds(size):
+        return 6 * 50e-6 + 1.5 * size / 1.25e8
+
+    def run(*buckets):
+        given = f"--buckets={','.join(map(str, buckets))}"
+        return json.loads(_run(capsys, *words, *step, given))["series"][0]
+
+    for first, second in ((small, large), (large, small)):
+        ready = 10e-3 + 20e-3 * first / 971_048
+        expected = max(30e-3, ready + seconds(first)) + seconds(second)
+        found = run(first, second)
+        assert found["bytes"] == 971_048
+        assert found["p50_s"] == pytest.approx(seconds(first) + seconds(second))
+        assert found["step_p50_s"] == pytest.approx(expected + 1e-3)
+        assert found["exposed_p50_s"] == pytest.approx(expected - 30e-3)
+    # With a small bucket at the end, the backward pass hides more of the exchange than with a large one.
+    assert run(large, small)["exposed_p50_s"] < run(small, large)["exposed_p50_s"]
+
+
+def test_buckets_that_are_not_the_bytes_are_refused():
+    for words in (["--bytes=1000", "--buckets=500,400"], ["--bytes=900,1000", "--buckets=500,400"]):
+        with pytest.raises(cli.UsageError, match="The --buckets add up to 900 bytes, which are not the --bytes"):
+            collectives.main(["simulate", "--replicas=4", *words])
+    with pytest.raises(cli.UsageError, match="--buckets=many"):
+        collectives.main(["simulate", "--replicas=4", "--bytes=1000", "--buckets=many"])
+
+
+def test_a_negotiation_that_loses_packets_waits_for_timeouts_outside_of_the_engine(capsys, tmp_path):
+    words = ("--replicas=4", "--bytes=4096", "--bandwidth=1Gbit", "--horovod", "--loss=1%", "--trials=4000", "--seed=1")
+    timeouts = ("--timeout_per_message=0", "--timeout_per_single_packet=0.01", f"--out={tmp_path}")
+    _run(capsys, *words, *timeouts)
+    (series,) = results.read(tmp_path).series
+    late = series.seconds > 0.15
+    # 2(n-1) messages and as many notices; the engine itself loses nothing.
+    assert late.mean() == pytest.approx(1 - 0.99**12, abs=0.02)
+    assert series.engine_s.max() < 0.1 and (series.timeouts[late] > 0).all() and not series.timeouts[~late].any()
+
+
+LIMIT_MB = 512
+PEAK = """
+import resource, sys
+from tf_ipu_dp.collectives import simulate
+simulate.main(sys.argv[1:])
+sys.stderr.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+"""
+
+
+@pytest.mark.parametrize("disturbances", [["--jitter=lognormal:0.1"], ["--jitter=lognormal:0.1", "--loss=0.01"]])
+def test_65_536_replicas_and_10_000_trials_fit_into_512_mb(disturbances):
+    # The time is in benchmarks/collectives.py: no test measures time.
+    words = ["--replicas=65536", "--bytes=971048", "--topology=pod64x1024", "--trials=10000", "--seed=1", "--json"]
+    command = [sys.executable, "-c", PEAK, *words, *disturbances]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (row,) = json.loads(done.stdout)["series"]
+    assert (row["ranks"], row["mode"]) == (65_536, "fast") and row["p99_s"] >= row["p50_s"] > row["undisturbed_s"]
+    assert int(done.stderr) / 1024 < LIMIT_MB

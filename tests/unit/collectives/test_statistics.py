@@ -75,6 +75,16 @@ def test_the_all_to_all_example_is_met_to_all_printed_digits(milliseconds, algbw
     assert (algbw, busbw) in found
 
 
+def test_the_ideal_shares_of_the_all_to_all_example_follow_from_one_link():
+    # 64.32 % at 6.58 ms and 90.40 % at 4.67 ms would be links of 21.69 and 21.75 GB/s: the printed figures themselves
+    # differ by 0.3 %, so that no link gives both to all digits. The one between them gives both to 0.2 %.
+    times = np.array([6.58e-3, 4.67e-3])
+    links = statistics.bus_bandwidth(104_857_600, 8, times, "all-to-all") / np.array([0.6432, 0.9040])
+    assert links[1] / links[0] == pytest.approx(1, abs=4e-3)
+    found = statistics.ideal_pct(104_857_600, 8, float(np.sqrt(links.prod())), times, "all-to-all")
+    assert found == pytest.approx([64.32, 90.40], rel=2e-3)
+
+
 def test_the_all_reduce_log_of_eight_ranks_is_met_to_all_printed_digits():
     seconds = 0.915792 / 1000
     assert f"{statistics.algorithm_bandwidth(268_435_456, seconds) / 1e9:.3f}" == "293.118"
