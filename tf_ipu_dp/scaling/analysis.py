@@ -44,6 +44,7 @@ class Row:
     update_s: Optional[float] = None  # median of one update
     failures: Tuple[str, ...] = ()  # reasons of repeats that are not done, while others are
     parts_update_s: Optional[float] = None  # measured time of an update in the repeat that the parts are of
+    others_busy: Optional[float] = None  # median share of this machine's cores that was used outside of the study
 
     @property
     def is_done(self) -> bool:
@@ -133,6 +134,7 @@ def _measured_row(
     update_s = python_statistics.median(each.update_s for each in done)
     memory = [each.memory_bytes for each in done if each.memory_bytes is not None]
     waited = typical.input_wait_s
+    others = [each.others_busy for each in done if each.others_busy is not None]
     return Row(
         cell=cell,
         repeats=len(done),
@@ -150,6 +152,7 @@ def _measured_row(
         update_s=update_s,
         failures=reasons,
         parts_update_s=None if typical.parts is None else typical.update_s,
+        others_busy=python_statistics.median(others) if others else None,
     )
 
 

@@ -59,7 +59,7 @@ def run(
             status = process.wait()
     finally:
         stop_session(process)
-    total_s = time.monotonic() - began
+    total_s, others = time.monotonic() - began, use.others()
     files = RunFolder(folder)
     if status != 0 or files.read_result() is None:
         raise cli.UsageError(find_reason(files, status))
@@ -72,6 +72,7 @@ def run(
         parts=decompose(timed, files.read_exchange_times(), made.updates),
         memory_bytes=use.memory_bytes,
         busy=use.busy(timed[0].elapsed_s, timed[-1].elapsed_s),
+        others_busy=others,
         validations=read_validations(files) if epochs is not None else (),
     )
 

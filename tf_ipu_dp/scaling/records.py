@@ -76,6 +76,7 @@ class Measurement(Record):
     input_wait_s: Optional[float] = None  # in the timed updates
     memory_bytes: Optional[int] = None  # the most that all processes had at once
     busy: Optional[float] = None  # share of this machine's cores that was used in the run
+    others_busy: Optional[float] = None  # share of them that processes outside of the study used
     validations: Tuple[Validated, ...] = ()
     run_dir: str = ""  # relative to the study's folder
 

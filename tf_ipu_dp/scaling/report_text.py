@@ -25,6 +25,7 @@ from tf_ipu_dp.scaling.records import BATCH, COMPARE, INSTANCES, STRONG, WEAK, S
 
 CORE_MARK = "*"
 GOOD_ERROR = 0.1
+OTHERS = 0.05  # of the cores used by others: more is said
 CLOSES = 0.03  # the parts of an update add up to its time within this share
 PART_NAMES = {
     "compute_s": "compute",
@@ -172,6 +173,13 @@ def notes(analysis: Analysis) -> List[str]:
         found.append(
             f"{CORE_MARK} Limited by the {f'{cores} ' if cores.isdigit() else ''}cores of this machine, which the "
             "processes share: no statement about scaling on machines of their own."
+        )
+    disturbed = [row.others_busy for row in done if row.others_busy is not None and row.others_busy > OTHERS]
+    if disturbed:
+        found.append(
+            f"Other processes used up to {100 * max(disturbed):.0f} % of this machine's cores during "
+            f"{cli.count(len(disturbed), 'cell')}: measured times are longer than on an idle machine, and predicted "
+            "ones too if they were calibrated beside them."
         )
     found += [knee_sentence(analysis, knee) for knee in analysis.knees]
     for row in done:

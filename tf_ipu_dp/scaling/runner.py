@@ -202,4 +202,5 @@ def measure_answers(
         input_wait_s=slowest.input_wait_s,
         memory_bytes=use.memory_bytes if use is not None else None,
         busy=use.busy(total_s - slowest.seconds, total_s) if use is not None else None,
+        others_busy=use.others() if use is not None else None,
     )
