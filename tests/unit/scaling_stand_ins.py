@@ -42,7 +42,7 @@ def extrapolate(study, extent, announce):
     return [Extrapolation(name, size, 1.0, 1.0, 1.0, 1.0, NO_PARTS) for name in extent.fabrics for size in extent.sizes]
 
 
-def decompose(records, exchanges, updates):
+def decompose(records, exchanges, updates, clocks):
     seconds = sum(max(each.seconds for each in record.instances) for record in records)
     return UpdateParts(seconds / updates, 0.0, 0.0, 0.0, 0.0, 0.0)
 

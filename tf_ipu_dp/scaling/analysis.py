@@ -14,13 +14,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.scaling import statistics
+from tf_ipu_dp.scaling.compute_calibration import OURS
 from tf_ipu_dp.scaling.records import BATCH, COMPARE, Cell, CellPrediction, Measurement, Study, UpdateParts
 from tf_ipu_dp.scaling.statistics import Interval, Knee
 
 __all__ = ["Analysis", "Interval", "Knee", "Row", "TimeToAccuracy", "analyse", "cell_place", "engines_of"]
 
 NOT_MEASURED = "not measured yet"
-_BUSY = 0.9  # share of this machine's cores above which more processes cannot compute more
+EMULATOR = "emulator"  # the fact `sdk` of a study on emulated IPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _measured_row(
     """Returns a row that is not compared with its baseline yet."""
     done = [each for each in measured if each.is_done and 0 < each.samples_per_s < math.inf]
     reasons = tuple(dict.fromkeys(each.reason or each.state for each in measured if each not in done))
-    core_limited = predicted is not None and predicted.core_limited
+    core_limited = shares_cores(study, cell) or (predicted is not None and predicted.core_limited)
     if not done:
         reason = reasons[0] if reasons else NOT_MEASURED
         return Row(cell, 0, reason, None, None, None, None, None, None, None, predicted, None, core_limited)
@@ -148,7 +149,7 @@ def _measured_row(
         memory_bytes=max(memory) if memory else None,
         predicted=predicted,
         error=predicted.update_s / update_s - 1 if predicted is not None and update_s > 0 else None,
-        core_limited=core_limited or _shares_busy_cores(study, cell, done),
+        core_limited=core_limited,
         update_s=update_s,
         failures=reasons,
         parts_update_s=None if typical.parts is None else typical.update_s,
@@ -156,12 +157,15 @@ def _measured_row(
     )
 
 
-def _shares_busy_cores(study: Study, cell: Cell, done: Sequence[Measurement]) -> bool:
-    """Whether several replicas took all cores of this machine: of replicas elsewhere it says nothing."""
+def shares_cores(study: Study, cell: Cell) -> bool:
+    """Whether the replicas of a cell share this machine's cores, which one of them alone has for itself.
+
+    It is the same for all engines: emulated IPUs and the processes of other engines compute on the cores.
+    """
+    on_ipus = cell.engine.startswith(OURS) and study.facts.get("sdk") != EMULATOR
     elsewhere = cell.hosts > 1 and not study.fabric
     here = cell.replicas / cell.hosts if elsewhere else cell.replicas
-    busy = [each.busy for each in done if each.busy is not None]
-    return here > 1 and bool(busy) and python_statistics.median(busy) >= _BUSY
+    return here > 1 and not on_ipus
 
 
 def _find_baselines(study: Study, rows: Sequence[Row]) -> Dict[str, Row]:

@@ -152,7 +152,7 @@ def wait_for_records(trained: Sequence[Trained]) -> List[List[TrainingRecord]]:
             # What is next written began while another one may still have been compiling.
             skipped = [len(each) + (1 if len(trained) > 1 else 0) for each in records]
         if skipped is not None:
-            own = [each[count:] for each, count in zip(records, skipped)]
+            own = [record_windows.on_the_wall(each)[count:] for each, count in zip(records, skipped)]
             if record_windows.is_enough(own):
                 return own
         time.sleep(_POLL_S)

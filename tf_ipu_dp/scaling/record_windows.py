@@ -7,6 +7,7 @@ as soon as one more window does not move the median.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from typing import List, Sequence
 
@@ -16,6 +17,20 @@ WINDOW_S = 0.5
 LEAST_WINDOWS = 3
 MOST_S = 6.0  # of each process, whether medians agree or not
 AGREES = 0.03  # of two medians, the second of one window more
+
+
+def on_the_wall(records: Sequence[TrainingRecord]) -> List[TrainingRecord]:
+    """Returns the records of one process with the time between epochs in theirs, as a cell has it; the first has none.
+
+    Such a time passes between two records, and their own clocks leave it out.
+    """
+    found = list(records[:1])
+    for before, record in zip(records, records[1:]):
+        times = list(record.instances)
+        if times:
+            times[0] = dataclasses.replace(times[0], seconds=record.elapsed_s - before.elapsed_s)
+        found.append(dataclasses.replace(record, instances=tuple(times)))
+    return found
 
 
 def split(records: Sequence[TrainingRecord], window_s: float = WINDOW_S) -> List[List[TrainingRecord]]:

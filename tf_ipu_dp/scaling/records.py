@@ -117,6 +117,7 @@ class Extrapolation(Record):
     high: float
     efficiency: float
     parts: UpdateParts
+    compute: str = ""  # whose compute it is: "compute of this CPU", or as it was given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,3 +140,6 @@ class Study(Record):
     facts: Dict[str, str] = dataclasses.field(default_factory=dict)  # machine, versions, calibration
     command: Tuple[str, ...] = ()  # the words after python -m tf_ipu_dp.scaling
     version: str = ""  # of tf_ipu_dp
+    updates: Optional[int] = None  # timed in a cell, if they were given in place of seconds
+    epochs: str = ""  # of a run to an accuracy; empty: the seconds decide
+    hosts: Tuple[str, ...] = ()  # by name, that the cells are spread over

@@ -238,7 +238,10 @@ def part_table(analysis: Analysis) -> Table:
 def part_notes(analysis: Analysis) -> List[str]:
     """Returns how well the parts add up to the measured time."""
     errors = [(abs(row.parts_error), row) for row in analysis.rows if row.parts_error is not None]
-    found = ["Of the slowest instance, in the repeat with the median rate. Waiting: for the last instance to arrive."]
+    found = [
+        "Mean of the instances, in the repeat with the median rate. Waiting: for the last instance to arrive. "
+        "Overhead: between executions and between epochs."
+    ]
     if errors:
         largest, row = max(errors, key=lambda each: each[0])
         held = "within" if largest <= CLOSES else "not within"

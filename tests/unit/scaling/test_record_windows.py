@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,12 @@ def test_records_that_were_not_timed_are_left_out():
     untimed = TrainingRecord(1, 1.0, None, None, 0.1, executions=0)
     assert record_windows.split([untimed]) == []
     assert not record_windows.is_enough([[untimed] * 5])
+
+
+def test_time_between_epochs_is_that_of_the_record_after_it():
+    records = [dataclasses.replace(make_record(0.01), elapsed_s=elapsed_s) for elapsed_s in (1.0, 1.6, 2.4)]
+    found = [each.instances[0].seconds for each in record_windows.on_the_wall(records)]
+    assert found == pytest.approx([0.6, 0.6, 0.8])
 
 
 @given(st.lists(st.floats(0.001, 0.2), min_size=1, max_size=12))
