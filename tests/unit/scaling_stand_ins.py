@@ -22,7 +22,7 @@ NAMES = ("tf_ipu_dp", "tf_ipu_dp_mpi", "horovod", "ddp", "keras")
 INSTALL = {"keras": "Plain Keras is not here. Install it with pip."}
 
 
-def run_engine(cell, order, folder, network, on_process):
+def run_engine(cell, order, folder, place, on_process):
     process = subprocess.Popen([sys.executable, "-c", "print('trained')"], stdout=subprocess.DEVNULL)
     on_process(process.pid)
     process.wait()

@@ -70,6 +70,7 @@ class TimeToAccuracy:
     statistical: Optional[float]
     overhead: Optional[float]
     samples: Optional[float] = None  # seen until the accuracy was reached
+    is_evaluated: bool = True  # programs of other engines train as long, and do not validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +239,8 @@ def _times_to_accuracy(
             continue
         own = reached[row.cell.key]
         if own is None:
-            found.append(TimeToAccuracy(row.cell.key, None, None, None, None, None, None))
+            evaluated = row.cell.engine.startswith(OURS)
+            found.append(TimeToAccuracy(row.cell.key, None, None, None, None, None, None, is_evaluated=evaluated))
             continue
         trained, epochs = own
         base = reached[baselines[row.cell.engine].cell.key]

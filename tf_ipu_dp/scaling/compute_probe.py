@@ -61,9 +61,7 @@ def probe(
 
     `words` are the flags of train that all cells have in common. `on_one_machine`: the cells' hosts are emulated.
     """
-    ours = [cell for cell in cells if cell.engine.startswith(OURS)]
-    if not ours:
-        raise cli.UsageError("A prediction needs a cell of tf_ipu_dp: other engines are not predicted.")
+    ours = _our_cells(cells)
     config = train_flags.parse([*words, *ours[0].words])
     epochs = {
         shape_of(cell, on_one_machine=on_one_machine): _job_size([*words, *cell.words]).updates_per_epoch
@@ -96,7 +94,7 @@ def probe(
         model=config.model,
         cores=_cores(),
         emulated=_is_emulated(config),
-        bucket_bytes=tuple(bucket.bytes for bucket in _job_size([*words, *ours[0].words]).buckets),
+        bucket_bytes=read_bucket_bytes(words, ours),
         times=tuple(sorted(known.values(), key=lambda each: dataclasses.astuple(each.shape))),
         facts=facts,
         shared_exchange=exchange,
@@ -104,6 +102,18 @@ def probe(
     if is_new:
         _save(found, path, announce)
     return found
+
+
+def read_bucket_bytes(words: Sequence[str], cells: Sequence[Cell]) -> Tuple[int, ...]:
+    """Returns the bytes that one update all-reduces, in the buckets of Horovod."""
+    return tuple(bucket.bytes for bucket in _job_size([*words, *_our_cells(cells)[0].words]).buckets)
+
+
+def _our_cells(cells: Sequence[Cell]) -> List[Cell]:
+    ours = [cell for cell in cells if cell.engine.startswith(OURS)]
+    if not ours:
+        raise cli.UsageError("A prediction needs a cell of tf_ipu_dp: other engines are not predicted.")
+    return ours
 
 
 def collective_calibration(announce: Announce) -> Optional[Calibration]:

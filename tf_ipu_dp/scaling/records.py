@@ -11,6 +11,7 @@ from typing import ClassVar, Dict, Optional, Tuple
 from tf_ipu_dp.runs.records import Record
 
 BATCH, WEAK, STRONG, COMPARE, INSTANCES = "batch", "weak", "strong", "compare", "instances"
+THIS_CPU = "compute of this CPU"  # of an extrapolation from emulated IPUs
 MODES = (BATCH, WEAK, STRONG, COMPARE, INSTANCES)
 
 

@@ -315,3 +315,33 @@ def test_any_part_of_a_study_can_be_shown_and_drawn(mode, kept, repeats, seconds
     for panel in charts.make_panels(found):
         figure, _ = panels.make_figure([panel], one_file=True)
         drawings.render_figure(figure, "svg", panel.name)
+
+
+def test_an_engine_that_does_not_validate_is_not_said_to_have_missed_the_accuracy():
+    study, measured = sample_study.make_accuracy_study(sizes=(1, 2))
+    other = sample_study.make_cell("ddp", 1)
+    study = dataclasses.replace(study, cells=(*study.cells, other), engines=("tf_ipu_dp", "ddp"))
+    found = analysis.analyse(study, [*measured, sample_study.make_measurement(other)])
+    text = report.render_text(found, "", 120)
+    assert "not evaluated: of this engine samples/s only" in text
+    assert text.count("the accuracy was not reached") == 1  # the largest size of ours
+
+
+def test_extrapolations_say_whose_compute_they_have():
+    study = sample_study.make_study(engines=("tf_ipu_dp",))
+    cpu = [dataclasses.replace(each, compute=records.THIS_CPU) for each in study.extrapolations]
+    given = [dataclasses.replace(each, compute="compute of 2 ms a micro batch") for each in study.extrapolations]
+    texts = []
+    for made in (cpu, given):
+        found = analysis.analyse(dataclasses.replace(study, extrapolations=tuple(made)), [])
+        texts.append(report.render_text(found, "", 120))
+    assert "POD256, compute of this CPU" in texts[0] and "Give the device's own with --compute_ms." in texts[0]
+    assert "POD256, compute of 2 ms a micro batch" in texts[1] and "this machine's CPU" not in texts[1]
+
+
+def test_other_work_on_the_machine_is_said():
+    study = sample_study.make_study(engines=("tf_ipu_dp",), repeats=1)
+    for share, is_said in ((0.02, False), (0.31, True)):
+        measured = [sample_study.make_measurement(cell, others_busy=share) for cell in study.cells]
+        text = report.render_text(analysis.analyse(study, measured), "", 120)
+        assert ("Other processes used up to 31 % of this machine's cores during 3 cells" in text) == is_said
