@@ -4,15 +4,16 @@ Measured are, on every instance: the time between two records without that betwe
 input, in the collectives of executions, and in the optimizer. Measured is also how long the exchanges of gradients took
 once the last instance had arrived. From these:
 
-    overhead    between executions, by the run's own clock, and between epochs
+    overhead    between executions, by the larger of what two clocks say, and between epochs
     input wait  as measured
     collective  the exchanges from when the last instance had arrived
     waiting     the rest of the collectives, and what an instance was faster than the slowest one
     optimizer   as measured
     compute     what is left of the executions
 
-Executions and what is between them are timed by two clocks, which know nothing of each other: the parts sum to the time
-on the wall if both are right. They sum to more where measured parts of executions exceed the executions.
+What is between executions is timed by the records and by the clock of the whole run, which know nothing of each other:
+the parts sum to the time on the wall if both are right. They sum to more where the second one has more, or where
+measured parts of executions exceed the executions.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ def _parts(
     in_collectives = sums.collective_s / updates
     collective = in_collectives if exchange_s is None else min(exchange_s, in_collectives)
     compute = sums.executing_s - sums.input_wait_s - sums.collective_s - sums.optimizer_s
-    if clocks is None:
-        overhead = max(sums.seconds - sums.executing_s, 0.0) / updates
-    else:
-        overhead = clocks.between_s + max(clocks.wall_s - slowest_s, 0.0) / updates
+    overhead = max(sums.seconds - sums.executing_s, 0.0) / updates
+    if clocks is not None:
+        # The records' own clock also counts what is written between executions.
+        overhead = max(overhead, clocks.between_s) + max(clocks.wall_s - slowest_s, 0.0) / updates
     return UpdateParts(
         compute_s=max(compute, 0.0) / updates,
         input_wait_s=sums.input_wait_s / updates,

@@ -82,6 +82,8 @@ def test_parts_of_clocks_that_disagree_do_not_add_up():
     times = make_times(0, compute=6.0, waited=1.0, collective=0.0, optimizer=0.5, overhead=0.5)
     agreed = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.05))
     assert agreed.overhead_s == pytest.approx(0.15) and agreed.total_s == pytest.approx(0.9)
+    written = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.03))
+    assert written.total_s == pytest.approx(0.9), "writing between executions is overhead as well"
     disagreed = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.15))
     assert disagreed.total_s == pytest.approx(1.0)
 
