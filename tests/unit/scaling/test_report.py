@@ -47,7 +47,7 @@ tf_ipu_dp         2*        838  814-855     1.90*         94.8*     +5.0
 tf_ipu_dp         4*        861  836-878     1.95*         48.7*     +8.0
 horovod           1         404  392-412     1.00         100.0         -
 horovod           2*        768  746-784     1.90*         95.2*        -
-horovod           4   instance 3 was killed by signal 9 (out of memory?)
+horovod           4*  instance 3 was killed by signal 9 (out of memory?)
 ddp             all   torch is not installed. Install it with: pip install
                       'tf_ipu_dp[ddp]'
 Baseline of speed-up and efficiency: each engine at 1 instance. Efficiency is
