@@ -29,6 +29,7 @@ from tf_ipu_dp.scaling.probe_program import Order
 LIMIT_S = 600
 _PROGRAM = "tf_ipu_dp.scaling.probe_program"
 _POLL_S = 0.05
+_STOP_S = 5.0
 _OUTPUT = "output.txt"
 
 
@@ -66,9 +67,9 @@ class ProbeProcesses:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        if self._program is not None:
-            _kill(self._program)
-        self._temporary.cleanup()
+        self._stop_program()
+        with contextlib.suppress(OSError):  # a process that was killed may have made a file meanwhile
+            self._temporary.cleanup()
 
     def measure(self, words: Sequence[str], processes: int, environ: Mapping[str, str]) -> List[List[TrainingRecord]]:
         """Trains with the flags in so many processes at once, and returns the records of each in which all trained."""
@@ -128,9 +129,16 @@ class ProbeProcesses:
             self._program.stdin.flush()
 
     def _stop_program(self) -> None:
-        if self._program is not None:
-            _kill(self._program)
-            self._program = None
+        if self._program is None:
+            return
+        assert self._program.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._program.stdin.close()
+        # At the end of its input it ends its processes and waits for them.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._program.wait(_STOP_S)
+        _kill(self._program)
+        self._program = None
 
     def _variables(self) -> Dict[str, str]:
         """Returns variables with emulated IPUs of their own, which no other job can hold."""
@@ -168,5 +176,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
