@@ -1,6 +1,7 @@
 """Whole scaling studies of small models with real processes: repeated, failing, interrupted, killed and continued.
 
-Prediction, report and the other engine are the stand-ins of `scaling_stand_ins.py`.
+Prediction, report and the other engine are the stand-ins of `scaling_stand_ins.py`, but in the studies of the command
+itself.
 """
 
 from __future__ import annotations
@@ -241,3 +242,38 @@ def test_instances_train_on_hosts_by_name(tmp_path, two_hosts):
         folder = tmp_path / "s" / "runs" / f"tf_ipu_dp-{instances}-repeat0"
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         assert plan["topology"]["host_names"] == two_hosts.names[:instances]
+
+
+def test_a_study_of_the_command_itself_predicts_measures_explains_and_reports(tmp_path):
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-m", "tf_ipu_dp.scaling", "--sdk=emulator", "--model=mlp", "--dataset=synthetic",
+             "--image_size=28", "--micro_batch_size=64", "--mode=weak", "--sizes=1,2", "--repeats=1", "--seconds=1",
+             "--predict=16", "--predict_on=pod16", "--compute_ms=2", "--json", f"--study_dir={tmp_path / 's'}",
+             ]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600, env=environ)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    alone, two = value["rows"]
+    assert (alone["cell"]["key"], two["cell"]["key"]) == ("tf_ipu_dp-1", "tf_ipu_dp-2")
+    for row in (alone, two):
+        assert row["samples_per_s"]["median"] > 0 and row["reason"] == ""
+        assert row["error"] == pytest.approx(row["predicted"]["update_s"] / row["update_s"] - 1)
+        parts = [row["parts"][name] for name in ("compute_s", "optimizer_s", "overhead_s")]
+        assert min(parts) > 0 and 0 <= row["others_busy"] <= 1
+    assert (alone["core_limited"], two["core_limited"]) == (False, True)
+    assert alone["parts"]["collective_s"] == 0 < two["parts"]["collective_s"]
+    assert value["study"]["facts"]["sdk"] == "emulator"
+    assert value["verdict"].startswith("This says nothing about scaling: at 2 instances the cores of this machine are")
+    assert "One emulated IPU trains" in value["verdict"]
+    (further,) = value["study"]["extrapolations"]
+    assert (further["fabric"], further["compute"]) == ("pod16", "compute of 2 ms a micro batch")
+    names = {path.name for path in (tmp_path / "s").iterdir()}
+    assert {"report.txt", "report.csv", "report.html", "throughput.png", "parts.svg", "extrapolation.svg"} <= names
+    text = (tmp_path / "s" / "report.txt").read_text(encoding="utf-8")
+    assert "Scorecard of the predictions" in text and "Where the time of one update goes (ms)" in text
+    again = subprocess.run([*words, "--updates=50"], capture_output=True, text=True, check=False, env=environ)
+    assert (again.returncode, again.stderr) == (
+        1,
+        f"scaling: --study_dir={tmp_path / 's'} holds another study: its --updates are none, and not 50. Choose "
+        "another folder.\n",
+    )

@@ -16,7 +16,8 @@ import pytest
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import fabric_flags, namespaces, network
-from tf_ipu_dp.scaling.engines import keras_training, starter
+from tf_ipu_dp.scaling import our_runs
+from tf_ipu_dp.scaling.engines import keras_training, registry, starter
 from tf_ipu_dp.scaling.engines.protocol import Order
 from tf_ipu_dp.scaling.records import Cell
 
@@ -41,11 +42,11 @@ def make_order(**changes):
 def run_engine(tmp_path):
     """Runs an engine and returns the answers of its processes."""
 
-    def run(engine, order, network=None, on_process=lambda pid: None):
+    def run(engine, order, network=None, on_process=lambda pid: None, hosts=()):
         size, batch = order.processes, order.batch_size
-        hosts = len(network.hosts) if network is not None else 1
-        cell = Cell(f"{engine}-{size}", engine, size, size, size, hosts, batch, 1, batch * size, ())
-        return starter.run(cell, order, tmp_path / cell.key, network, on_process)
+        count = len(network.hosts) if network is not None else max(len(hosts), 1)
+        cell = Cell(f"{engine}-{size}", engine, size, size, size, count, batch, 1, batch * size, ())
+        return starter.run(cell, order, tmp_path / cell.key, network, on_process, hosts=hosts)
 
     return run
 
@@ -84,19 +85,49 @@ def test_all_engines_have_the_same_loss_on_the_first_batch(model, run_engine, we
         assert found.mean_loss == pytest.approx(expected.mean_loss, rel=10 * TOLERANCE[model]), engine
 
 
-def test_plain_keras_has_the_losses_of_our_trainer(run_engine, train, tmp_path):
-    order = make_order(l2=0.01, weight_decay=0.1, label_smoothing=0.1)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet20"])
+def test_plain_keras_has_the_losses_of_our_trainer(model, run_engine, train, tmp_path):
+    order = make_order(model=model, l2=0.01, weight_decay=0.1, label_smoothing=0.1)
     (found,) = run_engine("keras", order)
-    words = ["--lr_schedule=constant", "--warmup_epochs=0", "--learning_rate=0.05", "--l2=0.01", "--weight_decay=0.1"]
-    done = train(
-        "--sdk=emulator", "--model=mlp", "--dataset=synthetic", "--augment=none", "--micro_batch_size=16", "--seed=1",
-        "--epochs=4steps", "--log_every=1", "--label_smoothing=0.1", f"--run_dir={tmp_path / 'ours'}", *words,
+    losses = our_losses(train, tmp_path / "ours", f"--model={model}", "--micro_batch_size=16")
+    assert losses[0] == pytest.approx(found.first_loss, rel=TOLERANCE[model])
+    assert np.mean(losses) == pytest.approx(found.mean_loss, rel=10 * TOLERANCE[model])
+
+
+def our_losses(command, folder, *words):
+    """Trains 4 updates with our engine, as `make_order` asks others to, and returns the losses."""
+    recipe = ["--lr_schedule=constant", "--warmup_epochs=0", "--learning_rate=0.05", "--l2=0.01", "--weight_decay=0.1"]
+    done = command(
+        "--sdk=emulator", "--dataset=synthetic", "--augment=none", "--seed=1", "--epochs=4steps", "--log_every=1",
+        "--label_smoothing=0.1", f"--run_dir={folder}", *recipe, *words,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "ours" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
-    assert losses[0] == pytest.approx(found.first_loss, rel=1e-5)
-    assert np.mean(losses) == pytest.approx(found.mean_loss, rel=1e-4)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
+
+
+@pytest.mark.parametrize("engine", ["tf_ipu_dp", our_runs.MPI_ENGINE])
+def test_two_instances_of_ours_have_the_losses_of_keras_with_the_whole_batch(engine, run_engine, run_command, tmp_path):
+    problem = registry.missing(engine)
+    if problem is None and engine == our_runs.MPI_ENGINE:
+        import horovod.tensorflow as hvd
+
+        problem = None if hvd.mpi_built() else "Horovod is built without MPI"
+    if problem:
+        pytest.skip(problem)
+    (expected,) = run_engine("keras", make_order(l2=0.01, weight_decay=0.1, label_smoothing=0.1))
+    cell = Cell(f"{engine}-2", engine, 2, 2, 2, 1, 8, 1, 16, ())
+    words, environ = our_runs.make_command(cell, [], our_runs.Place())
+    started = words[words.index("tf_ipu_dp.launch") + 1 :]
+
+    def launch(*flags):
+        return run_command("launch", *started, *flags, **environ)
+
+    losses = our_losses(
+        launch, tmp_path / "ours", "--model=mlp", "--micro_batch_size=8", "--instances=2", "--ipus=2"
+    )  # fmt: skip
+    assert losses[0] == pytest.approx(expected.first_loss, rel=1e-5)
+    assert np.mean(losses) == pytest.approx(expected.mean_loss, rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", OTHERS)
@@ -131,6 +162,18 @@ def test_processes_on_emulated_hosts_train_too(engine, run_engine, weights_of):
         answers = run_engine(engine, order, hosts)
         assert all(hosts.read_counters(host).sent_bytes > 500_000 for host in hosts.hosts)
     assert np.mean([each.mean_loss for each in answers]) == pytest.approx(expected.mean_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_processes_on_hosts_by_name_train_too(engine, run_engine, weights_of, two_hosts, monkeypatch, tmp_path):
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", two_hosts.agent)
+    (expected,) = run_engine("keras", make_order(weights=weights_of("mlp")))
+    order = make_order(weights=weights_of("mlp"), batch_size=8, processes=2)
+    answers = run_engine(engine, order, hosts=two_hosts.names)
+    assert [answer.rank for answer in answers] == [0, 1]
+    assert np.mean([each.mean_loss for each in answers]) == pytest.approx(expected.mean_loss, rel=1e-4)
+    kept = json.loads((tmp_path / f"{engine}-2" / "order.json").read_text(encoding="utf-8"))
+    assert kept["samples"].startswith(str(tmp_path)), "the samples are where all hosts find them"
 
 
 def test_an_engine_that_fails_is_one_sentence_with_the_reason(run_engine, tmp_path):

@@ -94,7 +94,7 @@ def make_study(mode=records.WEAK, *, engines=("tf_ipu_dp", "horovod", "ddp"), re
     made = Study(
         mode, "samples" if mode == records.BATCH else "instances", tuple(_SIZES[mode]), tuple(engines), repeats, 1,
         8.0, ("--model=mlp", "--dataset=synthetic"), tuple(cell for each in engines for cell in _CELLS[mode](each)),
-        facts={"processor": "Sample <CPU> at 2.0 GHz", "cores": str(CORES), "TensorFlow": "2.15.1"},
+        facts={"processor": "Sample <CPU> at 2.0 GHz", "cores": str(CORES), "sdk": "emulator", "TensorFlow": "2.15.1"},
         command=(f"--mode={mode}", "--model=mlp"), version="0.0.0",
     )  # fmt: skip
     ours = [cell for cell in made.cells if cell.engine.startswith("tf_ipu_dp")]

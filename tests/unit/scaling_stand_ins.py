@@ -22,7 +22,7 @@ NAMES = ("tf_ipu_dp", "tf_ipu_dp_mpi", "horovod", "ddp", "keras")
 INSTALL = {"keras": "Plain Keras is not here. Install it with pip."}
 
 
-def run_engine(cell, order, folder, network, on_process):
+def run_engine(cell, order, folder, place, on_process):
     process = subprocess.Popen([sys.executable, "-c", "print('trained')"], stdout=subprocess.DEVNULL)
     on_process(process.pid)
     process.wait()
@@ -42,7 +42,7 @@ def extrapolate(study, extent, announce):
     return [Extrapolation(name, size, 1.0, 1.0, 1.0, 1.0, NO_PARTS) for name in extent.fabrics for size in extent.sizes]
 
 
-def decompose(records, exchanges, updates):
+def decompose(records, exchanges, updates, clocks):
     seconds = sum(max(each.seconds for each in record.instances) for record in records)
     return UpdateParts(seconds / updates, 0.0, 0.0, 0.0, 0.0, 0.0)
 

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, List, Optional, Sequence
 
 from absl import flags
 
-from tf_ipu_dp import __version__, cli
+from tf_ipu_dp import __version__, cli, sdk
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.collectives.network import EmulatedHosts
 from tf_ipu_dp.runs import run_folder
@@ -122,9 +122,12 @@ def plan_study(options: Options, found: Parts, words: Sequence[str]) -> Study:
         cells=modes.plan_cells(request, found.is_ours),
         fabric=options.fabric.render() if options.fabric is not None else "",
         target_accuracy=options.target_accuracy,
-        facts=read_facts(options.fabric),
+        facts=read_facts(options.config.sdk, options.fabric),
         command=tuple(words),
         version=__version__,
+        updates=options.updates,
+        epochs=str(options.config.epochs) if options.target_accuracy is not None else "",
+        hosts=options.config.hosts.names if options.config.hosts is not None else (),
     )
 
 
@@ -162,9 +165,10 @@ def _place(options: Options) -> Iterator[Place]:
         yield Place(network=network)
 
 
-def read_facts(fabric: Optional[Fabric]) -> Dict[str, str]:
+def read_facts(chosen_sdk: str, fabric: Optional[Fabric]) -> Dict[str, str]:
     """Returns what is known of this machine and of the installed packages."""
     facts = {
+        "sdk": "emulator" if _is_emulated(chosen_sdk) else "poplar",
         "processor": _read_processor(),
         "cores": str(os.cpu_count() or 1),
         "kernel": f"{platform.system()} {platform.release()}",
@@ -201,6 +205,10 @@ def _render_cells(study: Study, as_json: bool) -> str:
     table = cli.render_table(header, rows, 120, right=range(1, len(header)))
     runs = cli.count(len(study.cells) * study.repeats, "run")
     return f"{table}\n{cli.count(len(study.cells), 'cell')} x {cli.count(study.repeats, 'repeat')} = {runs}\n"
+
+
+def _is_emulated(chosen_sdk: str) -> bool:
+    return chosen_sdk == "emulator" or sdk.explain_missing_gcipuinfo() is not None
 
 
 def _read_processor() -> str:

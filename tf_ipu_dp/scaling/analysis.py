@@ -14,13 +14,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.scaling import statistics
+from tf_ipu_dp.scaling.compute_calibration import OURS
 from tf_ipu_dp.scaling.records import BATCH, COMPARE, Cell, CellPrediction, Measurement, Study, UpdateParts
 from tf_ipu_dp.scaling.statistics import Interval, Knee
 
 __all__ = ["Analysis", "Interval", "Knee", "Row", "TimeToAccuracy", "analyse", "cell_place", "engines_of"]
 
 NOT_MEASURED = "not measured yet"
-_BUSY = 0.9  # share of this machine's cores above which more processes cannot compute more
+EMULATOR = "emulator"  # the fact `sdk` of a study on emulated IPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Row:
     update_s: Optional[float] = None  # median of one update
     failures: Tuple[str, ...] = ()  # reasons of repeats that are not done, while others are
     parts_update_s: Optional[float] = None  # measured time of an update in the repeat that the parts are of
+    others_busy: Optional[float] = None  # median share of this machine's cores that was used outside of the study
 
     @property
     def is_done(self) -> bool:
@@ -68,6 +70,7 @@ class TimeToAccuracy:
     statistical: Optional[float]
     overhead: Optional[float]
     samples: Optional[float] = None  # seen until the accuracy was reached
+    is_evaluated: bool = True  # programs of other engines train as long, and do not validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _measured_row(
     """Returns a row that is not compared with its baseline yet."""
     done = [each for each in measured if each.is_done and 0 < each.samples_per_s < math.inf]
     reasons = tuple(dict.fromkeys(each.reason or each.state for each in measured if each not in done))
-    core_limited = predicted is not None and predicted.core_limited
+    core_limited = shares_cores(study, cell) or (predicted is not None and predicted.core_limited)
     if not done:
         reason = reasons[0] if reasons else NOT_MEASURED
         return Row(cell, 0, reason, None, None, None, None, None, None, None, predicted, None, core_limited)
@@ -133,6 +136,7 @@ def _measured_row(
     update_s = python_statistics.median(each.update_s for each in done)
     memory = [each.memory_bytes for each in done if each.memory_bytes is not None]
     waited = typical.input_wait_s
+    others = [each.others_busy for each in done if each.others_busy is not None]
     return Row(
         cell=cell,
         repeats=len(done),
@@ -146,19 +150,23 @@ def _measured_row(
         memory_bytes=max(memory) if memory else None,
         predicted=predicted,
         error=predicted.update_s / update_s - 1 if predicted is not None and update_s > 0 else None,
-        core_limited=core_limited or _shares_busy_cores(study, cell, done),
+        core_limited=core_limited,
         update_s=update_s,
         failures=reasons,
         parts_update_s=None if typical.parts is None else typical.update_s,
+        others_busy=python_statistics.median(others) if others else None,
     )
 
 
-def _shares_busy_cores(study: Study, cell: Cell, done: Sequence[Measurement]) -> bool:
-    """Whether several replicas took all cores of this machine: of replicas elsewhere it says nothing."""
+def shares_cores(study: Study, cell: Cell) -> bool:
+    """Whether the replicas of a cell share this machine's cores, which one of them alone has for itself.
+
+    It is the same for all engines: emulated IPUs and the processes of other engines compute on the cores.
+    """
+    on_ipus = cell.engine.startswith(OURS) and study.facts.get("sdk") != EMULATOR
     elsewhere = cell.hosts > 1 and not study.fabric
     here = cell.replicas / cell.hosts if elsewhere else cell.replicas
-    busy = [each.busy for each in done if each.busy is not None]
-    return here > 1 and bool(busy) and python_statistics.median(busy) >= _BUSY
+    return here > 1 and not on_ipus
 
 
 def _find_baselines(study: Study, rows: Sequence[Row]) -> Dict[str, Row]:
@@ -231,7 +239,8 @@ def _times_to_accuracy(
             continue
         own = reached[row.cell.key]
         if own is None:
-            found.append(TimeToAccuracy(row.cell.key, None, None, None, None, None, None))
+            evaluated = row.cell.engine.startswith(OURS)
+            found.append(TimeToAccuracy(row.cell.key, None, None, None, None, None, None, is_evaluated=evaluated))
             continue
         trained, epochs = own
         base = reached[baselines[row.cell.engine].cell.key]

@@ -252,9 +252,10 @@ def draw_extrapolation(plot: Any, name: str, analysis: Analysis) -> Titles:
             [100 * each.efficiency * getattr(each, end) / each.samples_per_s for each in own] for end in ("low", "high")
         )
         plot.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
+        label = f"{report_text.extrapolation_name(own[0])}, predicted"
         plot.plot(
             across, [100 * each.efficiency for each in own], color=colour, linestyle=(0, (4, 2)), linewidth=1.4,
-            marker=_MARKS[place % len(_MARKS)], markersize=4, label=f"{printable(fabric)}, predicted", gid=gid,
+            marker=_MARKS[place % len(_MARKS)], markersize=4, label=label, gid=gid,
             zorder=3,
         )  # fmt: skip
         titles[gid] = [_extrapolation_text(each) for each in own]
@@ -468,8 +469,9 @@ def _text(analysis: Analysis, row: Row) -> str:
 
 def _extrapolation_text(each: Extrapolation) -> str:
     return (
-        f"{printable(each.fabric)}, {cli.count(each.size, 'replica')}, predicted: {number(each.samples_per_s)} "
-        f"samples/s ({number(each.low)}-{number(each.high)}), efficiency {100 * each.efficiency:.1f} %"
+        f"{report_text.extrapolation_name(each)}, {cli.count(each.size, 'replica')}, predicted: "
+        f"{number(each.samples_per_s)} samples/s ({number(each.low)}-{number(each.high)}), "
+        f"efficiency {100 * each.efficiency:.1f} %"
     )
 
 

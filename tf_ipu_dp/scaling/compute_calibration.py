@@ -84,7 +84,13 @@ class ComputeCalibration(Record):
             return _on_a_line(same_batch, shape, [each.shape.micro_batches for each in same_batch], shape.micro_batches)
         if alike:
             return _on_a_line(alike, shape, [each.shape.samples for each in alike], shape.samples)
-        return None
+        crowd = _crowd_of(shape, [each.shape for each in self.times], self.cores) if self.emulated else None
+        if crowd is None:
+            return None
+        found, turns = self.time_of(crowd), shape.processes / crowd.processes
+        assert found is not None
+        longer = {name: getattr(found, name) * turns for name in ("compute_s", "optimizer_s", "overhead_s")}
+        return dataclasses.replace(found, shape=shape, **longer)
 
     def line_of(self, micro_batch_size: int) -> Optional[Tuple[float, float]]:
         """Returns the seconds of an update's compute in one process alone, as a fixed part and one per micro batch.
@@ -107,9 +113,14 @@ def shape_of(cell: Cell, *, on_one_machine: bool) -> Shape:
     return Shape(cell.micro_batch_size, cell.gradient_accumulation * replicas, replicas, processes)
 
 
-def shapes_to_measure(shapes: Sequence[Shape], most_per_group: int = 4) -> List[Shape]:
-    """Returns the shapes to measure: all, but of very many sizes only the outer ones and some between them."""
+def shapes_to_measure(shapes: Sequence[Shape], most_per_group: int = 4, *, cores: Optional[int] = None) -> List[Shape]:
+    """Returns the shapes to measure: all, but of very many sizes only the outer ones and some between them.
+
+    With the `cores` that processes share: of many more processes than cores, only those that no others stand for.
+    """
     found: List[Shape] = []
+    crowds = {each: _crowd_of(each, shapes, cores) for each in shapes} if cores else {}
+    shapes = [each for each in shapes if not crowds.get(each)]
     for processes in sorted({each.processes for each in shapes}):
         group = sorted({each for each in shapes if each.processes == processes}, key=dataclasses.astuple)
         group.sort(key=lambda each: each.samples)
@@ -132,6 +143,20 @@ def fit_line(places: Sequence[float], values: Sequence[float]) -> Tuple[float, f
     if spread <= 0 or fixed < 0:
         return 0.0, mean / middle if middle else 0.0
     return (mean, 0.0) if slope < 0 else (fixed, slope)
+
+
+def _crowd_of(shape: Shape, others: Sequence[Shape], cores: int) -> Optional[Shape]:
+    """Returns the same work in fewer processes that already take turns on the cores; None if there is none.
+
+    Twice the processes on the same cores take twice as long, and twice the memory and time to measure.
+    """
+    fewer = [
+        each
+        for each in others
+        if dataclasses.replace(each, processes=shape.processes) == shape
+        and 2 * cores <= each.processes < shape.processes
+    ]
+    return max(fewer, key=lambda each: each.processes) if fewer else None
 
 
 def _on_a_line(times: Sequence[ShapeTime], shape: Shape, places: Sequence[float], place: float) -> ShapeTime:

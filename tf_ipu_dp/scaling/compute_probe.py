@@ -1,8 +1,9 @@
 """A short measurement of what predictions of a study start from, before any of its cells is measured.
 
 Each shape of the cells is trained for a moment by the trainer itself: as many processes at once as a machine of the
-cell has, with their share of the cores, but as jobs of their own, which exchange nothing. The result is kept in the
-user's cache, so that later studies of the same model on the same machine and versions take no time.
+cell has, with their share of the cores, but as jobs of their own, which exchange nothing. Its time is the median of
+windows (`record_windows`). The result is kept in the user's cache, so that later studies of the same model on the same
+machine and versions take no time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,9 @@ import json
 import math
 import os
 import platform
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from datetime import date
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import __version__, cli, sdk
 from tf_ipu_dp.collectives import buckets, calibrate, calibration, calibration_file, measure, size
@@ -30,12 +26,10 @@ from tf_ipu_dp.collectives.calibration import Calibration
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.config.values import Duration, TimeSpan
-from tf_ipu_dp.distributed.job_process import start_session, stop_session
 from tf_ipu_dp.planning import topology
 from tf_ipu_dp.runs import json_files, run_folder
 from tf_ipu_dp.runs.records import RecordError, TrainingRecord
-from tf_ipu_dp.runs.run_folder import RunFolder
-from tf_ipu_dp.scaling import our_runs
+from tf_ipu_dp.scaling import record_windows
 from tf_ipu_dp.scaling.compute_calibration import (
     OURS,
     ComputeCalibration,
@@ -45,16 +39,12 @@ from tf_ipu_dp.scaling.compute_calibration import (
     shape_of,
     shapes_to_measure,
 )
+from tf_ipu_dp.scaling.probe_processes import LIMIT_S, ProbeProcesses
 from tf_ipu_dp.scaling.records import Cell
 
 Announce = Callable[[str], None]
 
-_MEASURED_S = 1.5  # of each process
-_LEAST_RECORDS = 3
-_RECORD_S = 0.3  # between two records, once the time of an update is known
-_LIMIT_S = 600
-_PROGRAM = "tf_ipu_dp.scaling.probe_program"
-_POLL_S = 0.05
+_RECORD_S = 0.25  # between two records, once the time of an update is known
 _EPOCHS = 1_000_000  # more than any measurement takes
 _COLLECTIVE_TRIALS = 15
 # Flags that decide what an update computes. All others change how a run is started, kept or shown.
@@ -71,9 +61,7 @@ def probe(
 
     `words` are the flags of train that all cells have in common. `on_one_machine`: the cells' hosts are emulated.
     """
-    ours = [cell for cell in cells if cell.engine.startswith(OURS)]
-    if not ours:
-        raise cli.UsageError("A prediction needs a cell of tf_ipu_dp: other engines are not predicted.")
+    ours = _our_cells(cells)
     config = train_flags.parse([*words, *ours[0].words])
     epochs = {
         shape_of(cell, on_one_machine=on_one_machine): _job_size([*words, *cell.words]).updates_per_epoch
@@ -83,27 +71,30 @@ def probe(
     path = cache_path(os.environ, facts)
     kept = load(path)
     known = {each.shape: each for each in kept.times} if kept else {}
-    missing = [shape for shape in shapes_to_measure(list(epochs)) if shape not in known]
+    cores = _cores() if _is_emulated(config) else None
+    missing = [shape for shape in shapes_to_measure(list(epochs), cores=cores) if shape not in known]
     shares_cores = _is_emulated(config) and any(shape.processes > 1 for shape in epochs)
     exchange = kept.shared_exchange if kept else None
     if missing:
         layouts = "1 layout" if len(missing) == 1 else f"{len(missing)} layouts"
         announce(f"calibrating the compute of {layouts}, about {_guess_seconds(missing)} s, kept in {path}")
-    for shape in missing:
-        fastest = min(known.values(), key=lambda each: each.total_s / each.shape.samples, default=None)
-        times = [measure_shape(config, shape, epochs[shape], fastest) for _ in range(_starts(shape))]
-        known[shape] = min(times, key=lambda each: each.total_s)
-    is_new = bool(missing)
-    if shares_cores and exchange is None and _has_horovod():
-        announce("calibrating the exchange of two instances that share the cores, about 10 s")
-        exchange = measure_shared_exchange(config, known[min(known, key=lambda shape: shape.samples)])
-        is_new = True
+    needs_exchange = shares_cores and exchange is None and _has_horovod()
+    with ProbeProcesses(emulated=_is_emulated(config)) as processes:
+        for shape in missing:
+            fastest = min(known.values(), key=lambda each: each.total_s / each.shape.samples, default=None)
+            times = [measure_shape(processes, config, shape, epochs[shape], fastest) for _ in range(_starts(shape))]
+            known[shape] = min(times, key=lambda each: each.total_s)
+        if needs_exchange:
+            announce("calibrating the exchange of two instances that share the cores, about 10 s")
+            smallest = min(known, key=lambda shape: shape.samples)
+            exchange = measure_shared_exchange(processes, config, known[smallest])
+    is_new = bool(missing) or needs_exchange
     found = ComputeCalibration(
         date=kept.date if kept and not is_new else date.today().isoformat(),
         model=config.model,
         cores=_cores(),
         emulated=_is_emulated(config),
-        bucket_bytes=tuple(bucket.bytes for bucket in _job_size([*words, *ours[0].words]).buckets),
+        bucket_bytes=read_bucket_bytes(words, ours),
         times=tuple(sorted(known.values(), key=lambda each: dataclasses.astuple(each.shape))),
         facts=facts,
         shared_exchange=exchange,
@@ -111,6 +102,18 @@ def probe(
     if is_new:
         _save(found, path, announce)
     return found
+
+
+def read_bucket_bytes(words: Sequence[str], cells: Sequence[Cell]) -> Tuple[int, ...]:
+    """Returns the bytes that one update all-reduces, in the buckets of Horovod."""
+    return tuple(bucket.bytes for bucket in _job_size([*words, *_our_cells(cells)[0].words]).buckets)
+
+
+def _our_cells(cells: Sequence[Cell]) -> List[Cell]:
+    ours = [cell for cell in cells if cell.engine.startswith(OURS)]
+    if not ours:
+        raise cli.UsageError("A prediction needs a cell of tf_ipu_dp: other engines are not predicted.")
+    return ours
 
 
 def collective_calibration(announce: Announce) -> Optional[Calibration]:
@@ -139,7 +142,11 @@ def _has_horovod() -> bool:
 
 
 def measure_shape(
-    config: TrainConfig, shape: Shape, updates_per_epoch: int, known: Optional[ShapeTime] = None
+    processes: ProbeProcesses,
+    config: TrainConfig,
+    shape: Shape,
+    updates_per_epoch: int,
+    known: Optional[ShapeTime] = None,
 ) -> ShapeTime:
     """Trains a shape for a moment in processes of their own, and returns its time. `known`: that of another shape."""
     guess_s = None
@@ -147,30 +154,20 @@ def measure_shape(
         slower = max(shape.processes / known.shape.processes, 1.0) if _is_emulated(config) else 1.0
         guess_s = known.total_s / known.shape.samples * shape.samples * slower
     words = shape_words(config, shape, updates_per_epoch, guess_s)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tf_ipu_dp_probe"))
-        trained = stack.enter_context(_training(words, shape, Path(folder), emulated=_is_emulated(config)))
-        records = _wait_for_records(trained)
+    environ = {}
+    if _is_emulated(config) and shape.processes > 1:
+        environ = dict.fromkeys(_THREADS, str(max(_cores() // shape.processes, 1)))
+    records = processes.measure(words, shape.processes, environ)
     return time_of_records(shape, records, config.device_iterations)
 
 
-def measure_shared_exchange(config: TrainConfig, known: ShapeTime) -> SharedExchange:
+def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, known: ShapeTime) -> SharedExchange:
     """Trains two instances on this machine for a moment, and returns what their exchanges of gradients took."""
     shape = dataclasses.replace(known.shape, processes=SharedExchange.INSTANCES)
     lines = shape_words(config, shape, None, SharedExchange.INSTANCES * known.total_s)
     replicas = shape.replicas * shape.processes
-    layout = [
-        f"--instances={shape.processes}",
-        f"--ipus={replicas * topology.ipus_per_replica(config.requested_stages or 1)}",
-        "--novalidate",
-    ]
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tf_ipu_dp_probe")))
-        run_dir = folder / "run"
-        words = ["tf_ipu_dp.launch", "--", *lines, *layout, f"--run_dir={run_dir}"]
-        process = start_session(_python(*words), _environ(folder), folder / "output-0.txt")
-        stack.callback(stop_session, process)
-        (records,) = _wait_for_records([_Trained(process, run_dir, folder / "output-0.txt")])
+    ipus = replicas * topology.ipus_per_replica(config.requested_stages or 1)
+    records = processes.measure_job([*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"])
     rows = [each for record in records for each in record.instances]
     updates = sum(record.executions or 0 for record in records) * config.device_iterations * shape.processes
     if not updates or any(each.program_collective_s is None for each in rows):
@@ -204,17 +201,16 @@ def shape_words(
         log_every=log_every,
         checkpoint_every=_EPOCHS * (updates_per_epoch or 1),
         run_dir=None,
-        time_limit=TimeSpan(_LIMIT_S),  # also if this process is killed
+        time_limit=TimeSpan(LIMIT_S),  # also if this process is killed
         json=False,
     )
     return list(alone.flag_lines())
 
 
 def time_of_records(shape: Shape, processes: Sequence[Sequence[TrainingRecord]], iterations: int) -> ShapeTime:
-    """Returns the time of an update from the records of all processes: all seconds over all updates. Pure.
+    """Returns the time of an update from the records of all processes: the median of their windows. Pure.
 
-    A cell is measured in the same way, so slow records count here as they do there. A part that the device does not
-    report counts as compute.
+    The shares of its parts are those of all records together. A part that the device does not report counts as compute.
     """
     rows: List[Tuple[float, int, float, float, float]] = []
     for records in processes:
@@ -227,8 +223,9 @@ def time_of_records(shape: Shape, processes: Sequence[Sequence[TrainingRecord]],
     if not rows:
         raise cli.UsageError("The calibration of compute has no record that was timed.")
     updates = sum(row[1] for row in rows)
-    total = math.fsum(row[0] * row[1] for row in rows) / updates
-    waited, optimizer, overhead = (math.fsum(column) / updates for column in list(zip(*rows))[2:])
+    total = record_windows.median_execution_s(processes) / iterations
+    mean = math.fsum(row[0] * row[1] for row in rows) / updates
+    waited, optimizer, overhead = (math.fsum(column) / updates * total / mean for column in list(zip(*rows))[2:])
     factors = sorted(row[0] / total for row in rows)
     deviations = [(row[0] - total) ** 2 * row[1] for row in rows]
     return ShapeTime(
@@ -267,84 +264,6 @@ def _save(found: ComputeCalibration, path: Path, announce: Announce) -> None:
         run_folder.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
     except OSError as error:
         announce(f"the calibration cannot be kept in {path}: {error.strerror}")
-
-
-@contextlib.contextmanager
-def _training(words: Sequence[str], shape: Shape, folder: Path, *, emulated: bool) -> Iterator[List[_Trained]]:
-    """Starts the processes of a shape together; they are ended at the end."""
-    environ = _environ(folder) if emulated else dict(os.environ)
-    if emulated and shape.processes > 1:
-        environ.update(dict.fromkeys(_THREADS, str(max(_cores() // shape.processes, 1))))
-    flag_file = folder / "probe.flags"
-    flag_file.write_text("\n".join(words) + "\n")
-    run_dirs = [folder / f"run-{number}" for number in range(shape.processes)]
-    # On the emulator one program forks them. The Poplar SDK is not made for that: there, each has its own.
-    groups = [run_dirs] if emulated else [[run_dir] for run_dir in run_dirs]
-    started: List[_Trained] = []
-    try:
-        for number, group in enumerate(groups):
-            output = folder / f"output-{number}.txt"
-            process = start_session(_python(_PROGRAM, str(flag_file), *map(str, group)), environ, output)
-            started += [_Trained(process, run_dir, output) for run_dir in group]
-        yield started
-    finally:
-        for each in started:
-            each.end()
-
-
-def _environ(folder: Path) -> Dict[str, str]:
-    """Returns variables with emulated IPUs of their own, which no other job can hold."""
-    devices = folder / "devices"
-    devices.mkdir(mode=0o700)
-    return {**os.environ, **our_runs.TIMED_OPTIMIZER, "IPU_EMULATOR_DIR": str(devices)}
-
-
-def _python(*words: str) -> List[str]:
-    return [sys.executable, "-m", *words]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trained:
-    """A run folder that is trained in, by which program, and what that printed."""
-
-    process: subprocess.Popen[bytes]
-    run_dir: Path
-    output: Path
-
-    def records(self) -> List[TrainingRecord]:
-        if self.process.poll() is not None:
-            lines = [line for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
-            reason = lines[-1] if lines else "it printed nothing"
-            raise cli.UsageError(f"The calibration of compute ended with {self.process.returncode}: {reason}")
-        found = RunFolder(self.run_dir).read_metrics() if self.run_dir.exists() else []
-        return [record for record in found if isinstance(record, TrainingRecord)]
-
-    def end(self) -> None:
-        # Nothing of it is kept, so it need not write anything first.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def _wait_for_records(trained: Sequence[_Trained]) -> List[List[TrainingRecord]]:
-    """Returns the records of each process from the time in which all of them trained."""
-    deadline = time.monotonic() + _LIMIT_S
-    skipped: Optional[List[int]] = None
-    while time.monotonic() < deadline:
-        records = [each.records() for each in trained]
-        if skipped is None and all(records):
-            # What is next written began while another one may still have been compiling.
-            skipped = [len(each) + (1 if len(trained) > 1 else 0) for each in records]
-        if skipped is not None:
-            own = [each[count:] for each, count in zip(records, skipped)]
-            if all(len(each) >= _LEAST_RECORDS and _seconds(each) >= _MEASURED_S for each in own):
-                return own
-        time.sleep(_POLL_S)
-    raise cli.UsageError(f"The calibration of compute has made too few updates in {_LIMIT_S} s.")
-
-
-def _seconds(records: Sequence[TrainingRecord]) -> float:
-    return sum(record.instances[0].seconds for record in records if record.instances)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
@@ -401,7 +320,7 @@ def _is_emulated(config: TrainConfig) -> bool:
 
 
 def _guess_seconds(shapes: Sequence[Shape]) -> int:
-    return sum((4 + 2 * shape.processes) * _starts(shape) for shape in shapes)
+    return 3 + sum((2 + shape.processes) * _starts(shape) for shape in shapes)
 
 
 def _starts(shape: Shape) -> int:

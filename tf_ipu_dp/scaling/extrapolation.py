@@ -15,7 +15,7 @@ from tf_ipu_dp.collectives import formulas, topology
 from tf_ipu_dp.collectives import predict as collective_model
 from tf_ipu_dp.scaling.compute_calibration import OURS, ComputeCalibration, Shape
 from tf_ipu_dp.scaling.prediction import expected_maximum
-from tf_ipu_dp.scaling.records import STRONG, Cell, Extrapolation, Study, UpdateParts
+from tf_ipu_dp.scaling.records import STRONG, THIS_CPU, Cell, Extrapolation, Study, UpdateParts
 
 DEFAULT_FABRICS = ("pod64x1024", "ethernet-10g")
 
@@ -50,13 +50,17 @@ def extrapolate(
 ) -> List[Extrapolation]:
     """Returns a prediction for each fabric and size, which counts replicas.
 
-    `compute_ms` replaces the calibrated compute of an update of one replica, for example with an IPU's. The bytes of
-    an update are the calibration's unless they are given. In mode strong the global batch stays; otherwise the samples
-    of a replica do.
+    `compute_ms` is the time of one micro batch on the device to predict for, for example an IPU; it replaces all that
+    was calibrated of a replica. The bytes of an update are the calibration's unless they are given. In mode strong the
+    global batch stays; otherwise the samples of a replica do.
     """
     cell = _smallest_cell(study)
     samples = cell.global_batch_size // cell.replicas
-    replica = _given(compute_ms, samples) if compute_ms is not None else _calibrated(compute, cell)
+    if compute_ms is not None:
+        replica, whose = _given(compute_ms, cell.micro_batch_size), f"compute of {compute_ms:g} ms a micro batch"
+    else:
+        replica = _calibrated(compute, cell)
+        whose = THIS_CPU if compute and compute.emulated else "compute as calibrated"
     buckets = tuple(bucket_bytes) or (compute.bucket_bytes if compute else ())
     if not buckets:
         raise cli.UsageError("An extrapolation needs the bytes of a model's gradients: calibrate, or give them.")
@@ -72,7 +76,8 @@ def extrapolate(
         network = topology.preset(fabric)
         for size in sizes:
             if size <= network.capacity:
-                found.append(_predict(replica, fabric, network, size, buckets, samples, whole))
+                made = _predict(replica, fabric, network, size, buckets, samples, whole)
+                found.append(dataclasses.replace(made, compute=whose))
     if not found and sizes:
         raise cli.UsageError(
             f"None of the sizes from {min(sizes):,} to {largest:,} fits on {cli.alternatives(fabrics)}. "
@@ -142,10 +147,10 @@ def _smallest_cell(study: Study) -> Cell:
     return min(ours, key=lambda cell: (cell.replicas, cell.instances))
 
 
-def _given(compute_ms: float, samples: int) -> Replica:
+def _given(compute_ms: float, micro_batch_size: int) -> Replica:
     if not compute_ms > 0:
-        raise cli.UsageError(f"--compute_ms={compute_ms:g} is not a time. Give that of one update of one replica.")
-    return Replica(0.0, compute_ms / 1e3 / samples)
+        raise cli.UsageError(f"--compute_ms={compute_ms:g} is not a time. Give that of one micro batch on the device.")
+    return Replica(0.0, compute_ms / 1e3 / micro_batch_size)
 
 
 def _calibrated(compute: Optional[ComputeCalibration], cell: Cell) -> Replica:

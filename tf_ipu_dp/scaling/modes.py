@@ -195,11 +195,6 @@ def _check_flags(request: Request, is_ours: Callable[[str], bool]) -> None:
                 f"{cli.flag_text(name, value)} is not what {cli.alternatives(others)} can do. Leave it out, or use "
                 "--engines=tf_ipu_dp."
             )
-    if others and config.hosts is not None:
-        sentences.append(
-            f"--hosts starts our engine only, and not {cli.alternatives(others)}. Use --engines=tf_ipu_dp, or "
-            "--fabric for emulated hosts."
-        )
     if sentences:
         raise cli.UsageError(*sentences)
 

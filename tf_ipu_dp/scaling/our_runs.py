@@ -17,11 +17,12 @@ from tf_ipu_dp.distributed.job_process import start_session, stop_session
 from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.records import TrainingRecord, ValidationRecord
 from tf_ipu_dp.runs.run_folder import RunFolder
+from tf_ipu_dp.scaling.decomposition import Clocks
 from tf_ipu_dp.scaling.modes import Length
 from tf_ipu_dp.scaling.process_use import ProcessUse
 from tf_ipu_dp.scaling.records import Cell, Measurement, UpdateParts, Validated
 
-Decompose = Callable[[Sequence[TrainingRecord], Optional[ExchangeTimes], int], Optional[UpdateParts]]
+Decompose = Callable[[Sequence[TrainingRecord], Optional[ExchangeTimes], int, Optional[Clocks]], Optional[UpdateParts]]
 
 MPI_ENGINE = "tf_ipu_dp_mpi"
 OUTPUT = "output.log"
@@ -59,19 +60,27 @@ def run(
             status = process.wait()
     finally:
         stop_session(process)
-    total_s = time.monotonic() - began
+    total_s, others = time.monotonic() - began, use.others()
     files = RunFolder(folder)
-    if status != 0 or files.read_result() is None:
+    result = files.read_result()
+    if status != 0 or result is None:
         raise cli.UsageError(find_reason(files, status))
     records = [record for record in files.read_metrics() if isinstance(record, TrainingRecord)]
-    made = measure(cell, records, length.warmup)
+    # Validations are no part of the updates, but of the time on the wall.
+    made = measure(cell, records, length.warmup, on_the_wall=epochs is None)
     timed = [record for record in records if record.step > length.warmup]
     return dataclasses.replace(
         made,
         total_s=total_s,
-        parts=decompose(timed, files.read_exchange_times(), made.updates),
+        parts=decompose(
+            timed,
+            files.read_exchange_times(),
+            made.updates,
+            read_clocks(made, records, timed, result.times.between_s) if epochs is None else None,
+        ),
         memory_bytes=use.memory_bytes,
         busy=use.busy(timed[0].elapsed_s, timed[-1].elapsed_s),
+        others_busy=others,
         validations=read_validations(files) if epochs is not None else (),
     )
 
@@ -94,10 +103,14 @@ def make_command(cell: Cell, words: Sequence[str], place: Place) -> Tuple[List[s
     return place.network.command_inside(command), environ
 
 
-def measure(cell: Cell, records: Sequence[TrainingRecord], warmup: int) -> Measurement:
-    """Returns samples and seconds of the updates after the warm-up, on the slowest instance. Pure."""
+def measure(cell: Cell, records: Sequence[TrainingRecord], warmup: int, *, on_the_wall: bool = False) -> Measurement:
+    """Returns samples and seconds of the updates after the warm-up, on the slowest instance. Pure.
+
+    `on_the_wall`: with the time between epochs, as the clocks of other engines count it.
+    """
     timed = [record for record in records if record.step > warmup]
-    if not timed or not any(record.step == warmup for record in records):
+    before_s = [record.elapsed_s for record in records if record.step == warmup]
+    if not timed or not before_s:
         raise cli.UsageError(f"The run has no record after its warm-up of {cli.count(warmup, 'update')}.")
     seconds: Dict[int, float] = {}
     waited: Dict[int, Optional[float]] = {}
@@ -115,9 +128,20 @@ def measure(cell: Cell, records: Sequence[TrainingRecord], warmup: int) -> Measu
         state=Measurement.DONE,
         samples=updates * cell.global_batch_size,
         updates=updates,
-        seconds=seconds[slowest],
+        seconds=timed[-1].elapsed_s - before_s[-1] if on_the_wall else seconds[slowest],
         input_wait_s=waited[slowest],
     )
+
+
+def read_clocks(
+    made: Measurement, records: Sequence[TrainingRecord], timed: Sequence[TrainingRecord], between_s: float
+) -> Optional[Clocks]:
+    """Returns what clocks besides those of the records say, from `between_s` of the whole run. Pure."""
+    of_all, of_timed = (sum(record.executions or 0 for record in each) for each in (records, timed))
+    if not of_timed:
+        return None
+    updates = made.updates / of_timed  # of an execution
+    return Clocks(made.seconds, between_s / of_all / updates)
 
 
 def read_validations(files: RunFolder) -> Tuple[Validated, ...]:

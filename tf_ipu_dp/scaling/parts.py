@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp.collectives.fabric import Fabric
-from tf_ipu_dp.collectives.network import EmulatedHosts
 from tf_ipu_dp.scaling.analysis import Analysis
 from tf_ipu_dp.scaling.engines import registry
 from tf_ipu_dp.scaling.engines.protocol import Answer, Order
-from tf_ipu_dp.scaling.our_runs import Decompose
+from tf_ipu_dp.scaling.our_runs import Decompose, Place
 from tf_ipu_dp.scaling.records import Cell, CellPrediction, Extrapolation, Measurement, Study
 
 TEXT, JSON, CSV = "text", "json", "csv"
@@ -27,6 +26,7 @@ class Extent:
 
     sizes: Tuple[int, ...]
     fabrics: Tuple[str, ...] = ()  # none: those that `extrapolation` takes by itself
+    compute_ms: Optional[float] = None  # of one micro batch on the device to predict for; None: as calibrated here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Parts:
     engines: Tuple[str, ...]
     is_ours: Callable[[str], bool]
     missing: Callable[[str], Optional[str]]  # one sentence on how to install an engine; None if it can run
-    run_engine: Callable[[Cell, Order, Path, Optional[EmulatedHosts], Callable[[int], None]], List[Answer]]
+    run_engine: Callable[[Cell, Order, Path, Place, Callable[[int], None]], List[Answer]]
     predict: Callable[[Study, Optional[Fabric], Announce], Sequence[CellPrediction]]
     extrapolate: Callable[[Study, Extent, Announce], Sequence[Extrapolation]]
     decompose: Decompose
@@ -62,11 +62,11 @@ def load() -> Parts:
 
 
 def _run_engine(
-    cell: Cell, order: Order, folder: Path, network: Optional[EmulatedHosts], on_process: Callable[[int], None]
+    cell: Cell, order: Order, folder: Path, place: Place, on_process: Callable[[int], None]
 ) -> List[Answer]:
     from tf_ipu_dp.scaling.engines import starter
 
-    return starter.run(cell, order, folder, network, on_process)
+    return starter.run(cell, order, folder, place.network, on_process, hosts=place.hosts)
 
 
 def _predict(study: Study, fabric: Optional[Fabric], announce: Announce) -> Sequence[CellPrediction]:
@@ -82,8 +82,13 @@ def _predict(study: Study, fabric: Optional[Fabric], announce: Announce) -> Sequ
 def _extrapolate(study: Study, extent: Extent, announce: Announce) -> Sequence[Extrapolation]:
     from tf_ipu_dp.scaling import compute_probe, extrapolation
 
-    compute = compute_probe.probe(study.words, study.cells, announce, on_one_machine=bool(study.fabric))
     named = [extent.fabrics] if extent.fabrics else []
+    if extent.compute_ms is not None:
+        buckets = compute_probe.read_bucket_bytes(study.words, study.cells)
+        return extrapolation.extrapolate(
+            study, None, extent.sizes, *named, compute_ms=extent.compute_ms, bucket_bytes=buckets
+        )
+    compute = compute_probe.probe(study.words, study.cells, announce, on_one_machine=bool(study.fabric))
     return extrapolation.extrapolate(study, compute, extent.sizes, *named)
 
 

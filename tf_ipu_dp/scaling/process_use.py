@@ -1,11 +1,13 @@
 """What the processes of a cell use while they run: the most memory at once, and how busy this machine's cores are.
 
-Read from /proc. Memory costs most: its next reading waits a hundred times as long as the last one computed.
+Read from /proc. Memory costs most: its next reading waits a hundred times as long as the last one computed. What others
+used of the cores is what neither this process nor those that it has waited for did.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -23,11 +25,14 @@ class ProcessUse:
         self._pid, self._period_s = pid, period_s
         self._began = time.monotonic()
         self._cores: List[Tuple[float, float, float]] = []  # seconds since the beginning, busy and all ticks
+        self._at_start: Optional[Tuple[float, float, float]] = None  # busy and all ticks, own seconds
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self.memory_bytes: Optional[int] = None  # the most that all processes had at once; None: not known
 
     def __enter__(self) -> ProcessUse:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            self._at_start = (*read_core_ticks(), _own_seconds())
         self._thread.start()
         return self
 
@@ -45,6 +50,18 @@ class ProcessUse:
         if len(inside) < 2 or inside[-1][2] <= inside[0][2]:
             return None
         return min(max((inside[-1][1] - inside[0][1]) / (inside[-1][2] - inside[0][2]), 0.0), 1.0)
+
+    def others(self) -> Optional[float]:
+        """Returns the share of this machine's cores that other processes, or other machines of its host, have used.
+
+        It counts from the beginning until this call, which comes after the processes were waited for.
+        """
+        if self._at_start is None:
+            return None
+        began_busy, began_all, began_own_s = self._at_start
+        busy, every = read_core_ticks()
+        own_ticks = (_own_seconds() - began_own_s) * os.sysconf("SC_CLK_TCK")
+        return min(max((busy - began_busy - own_ticks) / (every - began_all), 0.0), 1.0) if every > began_all else None
 
     def _sample(self) -> None:
         memory_due = 0.0
@@ -86,6 +103,12 @@ def read_core_ticks() -> Tuple[float, float]:
     """Returns the ticks that all cores of this machine were busy since it was started, and all ticks."""
     numbers = [float(word) for word in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+
+
+def _own_seconds() -> float:
+    """Returns what this process and those that it, or one of them, has waited for have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _memory_of(pid: int) -> int:

@@ -11,6 +11,7 @@ from typing import ClassVar, Dict, Optional, Tuple
 from tf_ipu_dp.runs.records import Record
 
 BATCH, WEAK, STRONG, COMPARE, INSTANCES = "batch", "weak", "strong", "compare", "instances"
+THIS_CPU = "compute of this CPU"  # of an extrapolation from emulated IPUs
 MODES = (BATCH, WEAK, STRONG, COMPARE, INSTANCES)
 
 
@@ -76,6 +77,7 @@ class Measurement(Record):
     input_wait_s: Optional[float] = None  # in the timed updates
     memory_bytes: Optional[int] = None  # the most that all processes had at once
     busy: Optional[float] = None  # share of this machine's cores that was used in the run
+    others_busy: Optional[float] = None  # share of them that processes outside of the study used
     validations: Tuple[Validated, ...] = ()
     run_dir: str = ""  # relative to the study's folder
 
@@ -116,6 +118,7 @@ class Extrapolation(Record):
     high: float
     efficiency: float
     parts: UpdateParts
+    compute: str = ""  # whose compute it is: "compute of this CPU", or as it was given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,3 +141,6 @@ class Study(Record):
     facts: Dict[str, str] = dataclasses.field(default_factory=dict)  # machine, versions, calibration
     command: Tuple[str, ...] = ()  # the words after python -m tf_ipu_dp.scaling
     version: str = ""  # of tf_ipu_dp
+    updates: Optional[int] = None  # timed in a cell, if they were given in place of seconds
+    epochs: str = ""  # of a run to an accuracy; empty: the seconds decide
+    hosts: Tuple[str, ...] = ()  # by name, that the cells are spread over

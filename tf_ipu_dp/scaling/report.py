@@ -110,6 +110,7 @@ def _csv_line(analysis: Analysis, row: Row) -> Dict[str, Any]:
         "efficiency_low": spread and spread.low,
         "efficiency_high": spread and spread.high,
         "core_limited": int(row.core_limited),
+        "others_busy": row.others_busy,
         "memory_bytes": row.memory_bytes,
         "input_wait_share": row.input_wait_share,
         "update_s": row.update_s,

@@ -21,10 +21,21 @@ from tf_ipu_dp.monitoring.text_layout import (
 )
 from tf_ipu_dp.scaling import statistics
 from tf_ipu_dp.scaling.analysis import Analysis, Interval, Row, cell_place, engines_of
-from tf_ipu_dp.scaling.records import BATCH, COMPARE, INSTANCES, STRONG, WEAK, Study, UpdateParts
+from tf_ipu_dp.scaling.records import (
+    BATCH,
+    COMPARE,
+    INSTANCES,
+    STRONG,
+    THIS_CPU,
+    WEAK,
+    Extrapolation,
+    Study,
+    UpdateParts,
+)
 
 CORE_MARK = "*"
 GOOD_ERROR = 0.1
+OTHERS = 0.05  # of the cores used by others: more is said
 CLOSES = 0.03  # the parts of an update add up to its time within this share
 PART_NAMES = {
     "compute_s": "compute",
@@ -106,7 +117,7 @@ def sections(analysis: Analysis) -> List[Tuple[str, Table, List[str]]]:
         found.append((accuracy_title(analysis), accuracy_table(analysis), accuracy_notes(analysis)))
     if analysis.study.extrapolations:
         heading = "Predicted for other sizes and fabrics, not measured"
-        found.append((heading, extrapolation_table(analysis), ["Interval: the band of the prediction."]))
+        found.append((heading, extrapolation_table(analysis), extrapolation_notes(analysis)))
     return found
 
 
@@ -173,6 +184,13 @@ def notes(analysis: Analysis) -> List[str]:
             f"{CORE_MARK} Limited by the {f'{cores} ' if cores.isdigit() else ''}cores of this machine, which the "
             "processes share: no statement about scaling on machines of their own."
         )
+    disturbed = [row.others_busy for row in done if row.others_busy is not None and row.others_busy > OTHERS]
+    if disturbed:
+        found.append(
+            f"Other processes used up to {100 * max(disturbed):.0f} % of this machine's cores during "
+            f"{cli.count(len(disturbed), 'cell')}: measured times are longer than on an idle machine, and predicted "
+            "ones too if they were calibrated beside them."
+        )
     found += [knee_sentence(analysis, knee) for knee in analysis.knees]
     for row in done:
         if row.failures:
@@ -230,7 +248,10 @@ def part_table(analysis: Analysis) -> Table:
 def part_notes(analysis: Analysis) -> List[str]:
     """Returns how well the parts add up to the measured time."""
     errors = [(abs(row.parts_error), row) for row in analysis.rows if row.parts_error is not None]
-    found = ["Of the slowest instance, in the repeat with the median rate. Waiting: for the last instance to arrive."]
+    found = [
+        "Mean of the instances, in the repeat with the median rate. Waiting: for the last instance to arrive. "
+        "Overhead: between executions and between epochs."
+    ]
     if errors:
         largest, row = max(errors, key=lambda each: each[0])
         held = "within" if largest <= CLOSES else "not within"
@@ -263,7 +284,7 @@ def score_sentence(analysis: Analysis) -> str:
     largest, worst = max(errors, key=lambda each: each[0])
     good = sum(error <= GOOD_ERROR for error, _ in errors)
     return (
-        f"Predicted before it was measured, for {cli.count(len(errors), 'cell')}: mean error "
+        f"Predicted before it was measured, for {cli.count(len(errors), 'cell')} of tf_ipu_dp: mean error "
         f"{100 * sum(error for error, _ in errors) / len(errors):.1f} %, largest {100 * largest:.1f} % "
         f"({cell_name(analysis, worst)}); {good} of {len(errors)} within {100 * GOOD_ERROR:.0f} %. "
         "Positive: predicted longer than measured."
@@ -287,7 +308,11 @@ def accuracy_table(analysis: Analysis) -> Table:
         ("x statistical", [_factor(each.statistical) for each in found], 0),
         ("x overhead", [_factor(each.overhead) for each in found], 0),
     ]
-    texts = {place: "the accuracy was not reached" for place, each in enumerate(found) if each.seconds is None}
+    texts = {
+        place: "the accuracy was not reached" if each.is_evaluated else "not evaluated: of this engine samples/s only"
+        for place, each in enumerate(found)
+        if each.seconds is None
+    }
     return Table(tuple(_keys(analysis, [by_key[each.cell] for each in found])), tuple(numbers), texts)
 
 
@@ -304,7 +329,7 @@ def extrapolation_table(analysis: Analysis) -> Table:
     found = analysis.study.extrapolations
     return Table(
         (
-            ("Fabric", [printable(each.fabric) for each in found]),
+            ("Fabric", [extrapolation_name(each) for each in found]),
             ("Replicas", [f"{each.size:,}" for each in found]),
         ),
         (
@@ -315,6 +340,23 @@ def extrapolation_table(analysis: Analysis) -> Table:
             ("collective", [_milliseconds(each.parts.collective_s) or "-" for each in found], 3),
         ),
     )
+
+
+def extrapolation_name(each: Extrapolation) -> str:
+    """Returns the fabric of an extrapolation, and whose compute is combined with it."""
+    return printable(", ".join(filter(None, (each.fabric, each.compute))))
+
+
+def extrapolation_notes(analysis: Analysis) -> List[str]:
+    """Returns what a reader of extrapolations must know."""
+    found = ["Interval: the band of the prediction."]
+    if any(each.compute == THIS_CPU for each in analysis.study.extrapolations):
+        found.append(
+            "The compute is that of this machine's CPU and not of an IPU, which computes faster: there the same "
+            "exchange is a larger share of an update, and the efficiency lower. Give the device's own with "
+            "--compute_ms."
+        )
+    return found
 
 
 def size_title(study: Study) -> str:

@@ -150,8 +150,7 @@ class Runner:
 
         began = self._now()
         try:
-            network = self._settings.place.network
-            answers = self._parts.run_engine(cell, self.make_order(cell, length), folder, network, watch)
+            answers = self._parts.run_engine(cell, self.make_order(cell, length), folder, self._settings.place, watch)
         finally:
             for use in watching:
                 use.stop()
@@ -162,7 +161,8 @@ class Runner:
         """Returns what a program of another engine is asked to train."""
         planned, config = self._plan(cell), self._settings.config
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        has_target = self._study.target_accuracy is not None
+        # Hosts by name are taken to have the cores of this one; emulated ones share them.
+        here = -(-cell.instances // cell.hosts) if self._settings.place.hosts else cell.instances
         return Order(
             model=config.model,
             norm=config.norm or "batch",
@@ -177,8 +177,7 @@ class Runner:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             seed=config.seed,
-            threads=max(cores // cell.instances, 1),
-            epochs=planned.epochs.epochs if has_target else 0,
+            threads=max(cores // here, 1),
             l2=config.l2,
             label_smoothing=config.label_smoothing,
         )
@@ -202,4 +201,5 @@ def measure_answers(
         input_wait_s=slowest.input_wait_s,
         memory_bytes=use.memory_bytes if use is not None else None,
         busy=use.busy(total_s - slowest.seconds, total_s) if use is not None else None,
+        others_busy=use.others() if use is not None else None,
     )

@@ -21,7 +21,7 @@ from tf_ipu_dp.scaling.records import MODES, WEAK
 _STUDY = ("mode", "sizes", "unit", "replicas_per_instance", "engines", "global_batch_size", "micro_batch_size",
           "gradient_accumulation", "model", "dataset")  # fmt: skip
 _RUNS = ("repeats", "seconds", "updates", "order_seed", "target_accuracy", "epochs", "hosts")
-_PREDICTION = ("predict", "predict_on")
+_PREDICTION = ("predict", "predict_on", "compute_ms")
 _DEFAULT_ENGINE = "tf_ipu_dp"
 _OUTPUT = ("study_dir", "resume", "json", "dry_run")
 # Cells say how many instances there are and where; a network that is built slower would not slow what computes.
@@ -137,8 +137,9 @@ def make_flags() -> flags.FlagValues:
     )  # fmt: skip
     flags.DEFINE_integer("order_seed", 1, "Seed of the order of the runs.", lower_bound=0, flag_values=fv)
     flags.DEFINE_float(
-        "target_accuracy", None, "Accuracy from 0 to 1 to time: trains for --epochs, with a validation after each. "
-        "Default: none, throughput only.", lower_bound=0.0, upper_bound=1.0, flag_values=fv,
+        "target_accuracy", None, "Accuracy from 0 to 1 to time: trains for --epochs, with a validation after each; "
+        "other engines are not evaluated. Default: none, throughput only.", lower_bound=0.0, upper_bound=1.0,
+        flag_values=fv,
     )  # fmt: skip
     fabric_flags.define_text(
         "predict", "Sizes to extrapolate to, like 16..65536; they are labelled as prediction.", "N..N", fv
@@ -146,6 +147,11 @@ def make_flags() -> flags.FlagValues:
     fabric_flags.define_text(
         "predict_on", "Fabrics to extrapolate on, like pod64 or pod16,pod256. Default: PODs, and Ethernet.",
         "NAME,NAME", fv,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "compute_ms", None, "Milliseconds of one micro batch on the device to extrapolate for, forward and backward. "
+        "Default: what this machine takes, which on the emulator is the time of its CPU and not of an IPU.",
+        flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_string("study_dir", None, "Folder of the study. Default: a new one in runs/.", flag_values=fv)
     fv["resume"].help = "Continue the study in --study_dir; --noresume sets aside what it has measured."
@@ -188,6 +194,11 @@ def _refuse(config: TrainConfig, values: Dict[str, Any]) -> None:
     ]
     if values["predict_on"] is not None and values["predict"] is None:
         sentences.append(f"--predict_on={values['predict_on']} needs sizes. Add --predict=16..65536.")
+    compute_ms = values["compute_ms"]
+    if compute_ms is not None and not 0 < compute_ms < float("inf"):
+        sentences.append(f"--compute_ms={compute_ms:g} is not a time. Give that of one micro batch on the device.")
+    elif compute_ms is not None and values["predict"] is None:
+        sentences.append(f"--compute_ms={compute_ms:g} needs sizes to extrapolate to. Add --predict=16..65536.")
     if sentences:
         raise cli.UsageError(*sentences)
 
@@ -201,4 +212,4 @@ def _extent(values: Dict[str, Any]) -> Optional[Extent]:
 
         for name in names:
             topology.preset(name)
-    return Extent(modes.parse_sizes(values["predict"], "predict"), tuple(names))
+    return Extent(modes.parse_sizes(values["predict"], "predict"), tuple(names), values["compute_ms"])

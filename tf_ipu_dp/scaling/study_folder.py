@@ -23,7 +23,7 @@ from tf_ipu_dp.scaling.records import Measurement, Study
 # What a study may have that another start of it has not: what was predicted, how it was typed, how often it repeats.
 _MAY_DIFFER = ("repeats", "predictions", "extrapolations", "facts", "command")
 # What measurements of one study must have in common besides: those of two machines are not one study.
-SAME_FACTS = ("processor", "cores")
+SAME_FACTS = ("processor", "cores", "sdk")
 _LOCK = ".lock"
 
 
@@ -173,7 +173,8 @@ def find_difference(before: Study, now: Study) -> Optional[str]:
         for field in dataclasses.fields(Study)
         if field.name not in _MAY_DIFFER and field.name != "cells"
     ]
-    pairs += [(name, before.facts.get(name), now.facts.get(name)) for name in SAME_FACTS]
+    known = [name for name in SAME_FACTS if name in before.facts]
+    pairs += [(name, before.facts[name], now.facts.get(name)) for name in known]
     for name, old, new in pairs:
         if old != new:
             return f"its {_words(name)} {_show(old)}, and not {_show(new)}."
@@ -190,7 +191,8 @@ def find_difference(before: Study, now: Study) -> Optional[str]:
 def _words(name: str) -> str:
     named = {"words": "flags of train are", "seed": "--order_seed is", "version": "version of tf_ipu_dp is"}
     plain = {"processor": "processor is", "cores": "number of cores is"}
-    return {**named, **plain}.get(name, f"--{name} is" if name not in ("sizes", "engines") else f"--{name} are")
+    several = ("sizes", "engines", "updates", "epochs", "hosts")
+    return {**named, **plain}.get(name, f"--{name} are" if name in several else f"--{name} is")
 
 
 def _show(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.planning import topology
-from tf_ipu_dp.scaling.analysis import Analysis, Row
+from tf_ipu_dp.scaling.analysis import EMULATOR, Analysis, Row, cell_place
 from tf_ipu_dp.scaling.compute_calibration import OURS
 from tf_ipu_dp.scaling.records import BATCH, COMPARE, INSTANCES, STRONG, UpdateParts
 
@@ -17,16 +17,6 @@ COMPUTE, INPUT, COLLECTIVE, STRAGGLER, OVERHEAD, CORES = (
 )  # fmt: skip
 LIMITS = (COMPUTE, INPUT, COLLECTIVE, STRAGGLER, OVERHEAD, CORES)
 
-_ADVICE = {
-    COMPUTE: "more replicas help, and so does a larger --micro_batch_size while memory lasts",
-    INPUT: "try --eight_bit_io, or more --instances, each of which feeds fewer replicas",
-    COLLECTIVE: "raise --gradient_accumulation, so that gradients are reduced less often, or put more replicas into "
-    "each instance",
-    STRAGGLER: "see in the run's exchange_times.json which instance is last, and give it the same cores and data as "
-    "the others",
-    OVERHEAD: "raise --device_iterations, so that more updates are made between two calls",
-    CORES: "measure with --hosts on machines of their own, or use fewer instances here",
-}
 _LEAST_LOSS = 0.02  # of an update: less is no loss
 
 
@@ -97,8 +87,16 @@ def stops_paying(analysis: Analysis, rows: Sequence[Row]) -> Optional[Row]:
     return None
 
 
-def _judge_sizes(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
+def _judge_sizes(analysis: Analysis, every: Sequence[Row]) -> List[str]:
     unit = analysis.study.unit.rstrip("s")
+    rows = [row for row in every if not row.core_limited]
+    limited = [row for row in every if row.core_limited]
+    if limited and len(rows) < 2:
+        sizes = cli.alternatives([str(row.cell.size) for row in limited]).replace(" or ", " and ")
+        first = (
+            f"This says nothing about scaling: at {sizes} {analysis.study.unit} the cores of this machine are shared."
+        )
+        return [first, *_limit_and_rate(analysis, every, every[0], limited[-1])]
     poor, largest = stops_paying(analysis, rows), rows[-1]
     judged = poor or largest
     size = cli.count(judged.cell.size, unit)
@@ -111,7 +109,7 @@ def _judge_sizes(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
         before = [row for row in rows if row.cell.size < poor.cell.size]
         until = f"It stops paying after {cli.count(before[-1].cell.size, unit)}" if before else "It does not pay"
         first = f"{until}: at {size} the efficiency is {_percent(judged.efficiency)}."
-    return [first, *_limit_and_rate(analysis, rows[0], judged)]
+    return [first, *_limit_and_rate(analysis, rows, rows[0], judged)]
 
 
 def _judge_layouts(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
@@ -126,7 +124,9 @@ def _judge_layouts(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
         more = _rate(fastest) / _rate(slowest) - 1
         first = f"{_layout(fastest)} is the best layout of {cli.count(most, 'replica')}: "
         first += f"{_percent(more)} more samples/s than {_layout(slowest)}."
-    return [first, *_limit_and_rate(analysis, rows[0], fastest)]
+    if fastest.core_limited:
+        first = f"On the cores of this machine, {first[0].lower()}{first[1:]}"
+    return [first, *_limit_and_rate(analysis, rows, rows[0], fastest)]
 
 
 def _judge_batch(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
@@ -142,21 +142,60 @@ def _judge_batch(analysis: Analysis, rows: Sequence[Row]) -> List[str]:
             f"Beyond a batch of {knee.size:,} a larger one does not pay: it has at least {_percent(knee.share)} of the "
             f"best rate, which {knee.best_size:,} has."
         )
-    return [first, *_limit_and_rate(analysis, judged, judged)]
+    return [first, *_limit_and_rate(analysis, rows, judged, judged)]
 
 
-def _limit_and_rate(analysis: Analysis, base: Row, judged: Row) -> List[str]:
+def _limit_and_rate(analysis: Analysis, rows: Sequence[Row], base: Row, judged: Row) -> List[str]:
     limit = find_limit(base, judged)
     if limit is None:
         second = f"What limits it is not known, since {judged.cell.engine} does not report where its time goes."
     else:
-        second = f"What limits it is {limit}{_share(limit, judged)}: {_ADVICE[limit]}."
+        second = f"What limits it is {limit}{_share(limit, judged)}: {_advise(analysis, rows, limit, judged)}."
     if judged.core_limited and limit != CORES:
         second = second[:-1] + "; the instances also share the cores of this machine, so this is not a scaling result."
     elif limit == CORES:
         second = second[:-1] + "; this is not a scaling result."
-    third = f"One {_ipu(analysis)} trains {_per_ipu_hour(analysis, judged):,.0f} samples an hour"
+    device, rate = _per_device_hour(analysis, judged)
+    third = f"One {device} trains {rate:,.0f} samples an hour"
     return [second, f"{third}{_against_others(analysis, judged)}."]
+
+
+def _advise(analysis: Analysis, rows: Sequence[Row], limit: str, judged: Row) -> str:
+    """Returns what to change, with what the study says that it would bring."""
+    paying = [row for row in rows if judged.core_limited or stops_paying(analysis, [row]) is None]
+    fastest = max(paying or rows, key=_rate)
+    other = ""
+    if fastest.cell.key != judged.cell.key:
+        what = "fastest measured" if len(paying) == len(rows) else "fastest that pays"
+        other = f"{cell_place(analysis.study, fastest.cell)}, the {what} ({_rate(fastest):,.0f} samples/s)"
+    parts = judged.parts
+    if limit == CORES or parts is None:
+        return f"measure with --hosts on machines of their own, or use {other or 'fewer instances'} here"
+    if limit == COMPUTE:
+        if analysis.study.mode == BATCH:
+            return f"take {other}, if memory lasts" if other else "larger batches, or more replicas, may help"
+        return "more replicas help, and so does a larger --micro_batch_size while memory lasts"
+    if limit == COLLECTIVE:
+        doubled_s = 2 * (parts.compute_s + parts.input_wait_s) + parts.collective_s + parts.waiting_s
+        doubled_s += parts.optimizer_s + parts.overhead_s
+        cell = judged.cell
+        flag = f"--gradient_accumulation={2 * cell.gradient_accumulation}"
+        if analysis.study.mode == STRONG:
+            flag = f"--global_batch_size={2 * cell.global_batch_size}"
+        more = _percent(2 * parts.total_s / doubled_s - 1)
+        advice = f"{flag} would reduce gradients half as often, for about {more} more samples/s"
+        return f"{advice}, or use {other}" if other else advice
+    change, saved_s = {
+        INPUT: ("try --eight_bit_io, or more --instances, each of which feeds fewer replicas", parts.input_wait_s),
+        STRAGGLER: (
+            "see in the run's exchange_times.json which instance is last, and give it the same cores and data as the "
+            "others",
+            parts.waiting_s,
+        ),
+        OVERHEAD: ("raise --device_iterations, so that more updates are made between two calls", parts.overhead_s),
+    }[limit]
+    left_s = parts.total_s - saved_s
+    return f"{change}, for at most {_percent(saved_s / left_s)} more samples/s" if left_s > 0 else change
 
 
 def _by_limit(parts: UpdateParts, *, core_limited: bool) -> Dict[str, float]:
@@ -222,13 +261,16 @@ def _layout(row: Row) -> str:
     return f"{cli.count(row.cell.instances, 'instance')} x {cli.count(replicas, 'replica')}"
 
 
-def _per_ipu_hour(analysis: Analysis, row: Row) -> float:
+def _per_device_hour(analysis: Analysis, row: Row) -> Tuple[str, float]:
+    """Returns what trains, and its samples an hour: an IPU, an emulated one, or a process of another engine."""
+    rate = 3600 * _rate(row) / row.cell.replicas
+    sdk = analysis.study.facts.get("sdk")
+    if not row.cell.engine.startswith(OURS):
+        return f"process of {row.cell.engine}", rate
+    if sdk is None:  # a study of an earlier version does not say what it ran on
+        return "replica", rate
     stages = train_flags.parse([*analysis.study.words, *row.cell.words]).requested_stages or 1
-    return 3600 * _rate(row) / (row.cell.replicas * topology.ipus_per_replica(stages))
-
-
-def _ipu(analysis: Analysis) -> str:
-    return "emulated IPU" if analysis.study.facts.get("sdk", "").startswith("emulator") else "IPU"
+    return "emulated IPU" if sdk == EMULATOR else "IPU", rate / topology.ipus_per_replica(stages)
 
 
 def _percent(share: float) -> str:

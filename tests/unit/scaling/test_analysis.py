@@ -140,10 +140,17 @@ def test_the_error_of_a_prediction_is_the_share_by_which_it_is_longer(error):
 def test_cells_that_share_the_cores_of_this_machine_are_marked():
     study = sample_study.make_study(engines=("tf_ipu_dp",))
     marked = {row.cell.size: row.core_limited for row in analyse(study).rows}
-    assert marked == {1: False, 2: True, 4: True}, "two replicas took both cores"
-    alone = dataclasses.replace(study, predictions=())
-    idle = [dataclasses.replace(each, busy=0.3) for each in sample_study.make_measurements(alone)]
-    assert not any(row.core_limited for row in analysis.analyse(alone, idle).rows)
+    assert marked == {1: False, 2: True, 4: True}, "one replica has both cores for itself"
+
+
+def test_the_same_cells_of_all_engines_are_marked_however_busy_they_kept_the_cores():
+    study = sample_study.make_study(engines=("tf_ipu_dp", "ddp"), predictions=())
+    idle = [sample_study.make_measurement(cell, busy=0.3) for cell in study.cells]
+    marked = [(row.cell.engine, row.core_limited) for row in analysis.analyse(study, idle).rows if row.cell.size == 2]
+    assert marked == [("tf_ipu_dp", True), ("ddp", True)]
+    on_ipus = dataclasses.replace(study, facts={"sdk": "poplar"})
+    marked = [(row.cell.engine, row.core_limited) for row in analysis.analyse(on_ipus, idle).rows if row.cell.size == 2]
+    assert marked == [("tf_ipu_dp", False), ("ddp", True)], "IPUs are not the cores of this machine"
 
 
 def test_one_replica_on_each_of_several_machines_does_not_share_cores():

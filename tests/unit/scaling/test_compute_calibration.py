@@ -77,3 +77,18 @@ def test_an_update_alone_has_a_fixed_part_and_one_per_micro_batch():
 def test_it_is_read_back_as_it_was_written():
     found = make_calibration(make_time(0.02), facts={"python": "3.8"})
     assert ComputeCalibration.from_json(found.to_json()) == found
+
+
+def test_of_many_processes_on_few_cores_the_fewer_stand_for_the_more():
+    shapes = [Shape(32, 1, 1, processes) for processes in (1, 2, 4, 8)]
+    assert [each.processes for each in compute_calibration.shapes_to_measure(shapes, cores=2)] == [1, 2, 4]
+    assert [each.processes for each in compute_calibration.shapes_to_measure(shapes)] == [1, 2, 4, 8]
+    other = Shape(64, 1, 1, 8)
+    assert compute_calibration.shapes_to_measure([*shapes, other], cores=2)[-1] == other  # no others do the same work
+
+
+@pytest.mark.parametrize(("emulated", "expected"), [(True, 0.06), (False, None)])
+def test_twice_the_processes_on_the_same_cores_take_twice_as_long(emulated, expected):
+    time = ShapeTime(Shape(32, 1, 1, 4), 0.02, 0.0, 0.004, 0.006)
+    found = ComputeCalibration("2026-11-18", "mlp", 2, emulated, (8,), (time,)).time_of(Shape(32, 1, 1, 8))
+    assert (found and found.total_s) == (expected and pytest.approx(expected))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord
-from tf_ipu_dp.scaling.decomposition import decompose
+from tf_ipu_dp.scaling.decomposition import Clocks, decompose
 
 SECONDS = st.floats(0.0, 10.0)
 
@@ -76,6 +76,16 @@ def test_collectives_between_executions_are_overhead():
     times = InstanceTimes(0, 10.0, 6.0, 0.0, 5.0, None, 0.0, 2.0)
     parts = decompose([make_record(times)], None, 1)
     assert (parts.compute_s, parts.collective_s, parts.overhead_s) == (4.0, 2.0, 4.0)
+
+
+def test_parts_of_clocks_that_disagree_do_not_add_up():
+    times = make_times(0, compute=6.0, waited=1.0, collective=0.0, optimizer=0.5, overhead=0.5)
+    agreed = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.05))
+    assert agreed.overhead_s == pytest.approx(0.15) and agreed.total_s == pytest.approx(0.9)
+    written = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.03))
+    assert written.total_s == pytest.approx(0.9), "writing between executions is overhead as well"
+    disagreed = decompose([make_record(times)], None, 10, Clocks(wall_s=9.0, between_s=0.15))
+    assert disagreed.total_s == pytest.approx(1.0)
 
 
 def test_measured_parts_that_exceed_the_executions_are_not_hidden():

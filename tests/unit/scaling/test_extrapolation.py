@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,9 +83,17 @@ def test_sizes_beyond_a_fabric_are_left_out_and_none_at_all_is_refused():
         extrapolation.extrapolate(make_study(), make_compute(), [64], ["pod16"])
 
 
+def test_a_fabric_with_the_compute_of_this_cpu_is_called_so():
+    (found,) = extrapolation.extrapolate(make_study(), make_compute(), [16], ["pod16"])
+    assert found.compute == "compute of this CPU"
+    on_ipus = dataclasses.replace(make_compute(), emulated=False)
+    assert extrapolation.extrapolate(make_study(), on_ipus, [16], ["pod16"])[0].compute == "compute as calibrated"
+
+
 def test_the_compute_of_a_replica_may_be_given():
-    (found,) = extrapolation.extrapolate(make_study(), None, [16], ["pod16"], compute_ms=50.0, bucket_bytes=[BYTES])
-    assert found.parts.compute_s == pytest.approx(0.05) and found.parts.overhead_s == 0.0
+    (found,) = extrapolation.extrapolate(make_study(), None, [16], ["pod16"], compute_ms=12.5, bucket_bytes=[BYTES])
+    assert found.compute == "compute of 12.5 ms a micro batch"
+    assert found.parts.compute_s == pytest.approx(4 * 0.0125) and found.parts.overhead_s == 0.0
     with pytest.raises(cli.UsageError, match="--compute_ms=0 is not a time"):
         extrapolation.extrapolate(make_study(), None, [16], ["pod16"], compute_ms=0.0, bucket_bytes=[BYTES])
 

@@ -178,8 +178,11 @@ def test_what_only_our_engine_does_is_refused_beside_others(cells_of):
         cells_of("weak", [1], "--optimizer=lars", engines=("tf_ipu_dp", "ddp"))
     assert str(error.value) == ("--optimizer=lars is not what ddp can do. Leave it out, or use --engines=tf_ipu_dp.")
     assert cells_of("weak", [1], "--optimizer=lars")
-    with pytest.raises(cli.UsageError, match=r"--hosts starts our engine only, and not ddp\."):
-        cells_of("weak", [1], "--hosts=a,b", engines=("ddp",))
+
+
+def test_other_engines_are_spread_over_hosts_too(cells_of):
+    found = cells_of("weak", [1, 2, 4], "--hosts=a,b", engines=("ddp",), hosts=2)
+    assert [cell.hosts for cell in found] == [1, 2, 2]
 
 
 def test_the_words_of_all_cells_are_the_flags_that_differ_and_that_no_cell_sets():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,9 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.runs.records import InstanceTimes, TrainingRecord, ValidationRecord
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.scaling import our_runs
+from tf_ipu_dp.scaling.decomposition import Clocks
 from tf_ipu_dp.scaling.our_runs import Place
-from tf_ipu_dp.scaling.records import Cell, Validated
+from tf_ipu_dp.scaling.records import Cell, Measurement, Validated
 
 CELL = Cell("tf_ipu_dp-2", "tf_ipu_dp", 2, 2, 2, 2, 16, 1, 32, ("--ipus=2", "--instances=2"))
 ALONE = Cell("tf_ipu_dp-1", "tf_ipu_dp", 1, 1, 1, 1, 32, 1, 32, ("--ipus=1", "--instances=1"))
@@ -29,6 +32,20 @@ def test_throughput_is_all_samples_over_the_time_of_the_slowest_instance_after_t
     made = our_runs.measure(CELL, records, 10)
     assert made.updates == 9 + len(times) and made.samples == 32 * made.updates
     assert made.seconds == pytest.approx(max(sum(each) for each in zip(*times)))
+
+
+def test_the_time_on_the_wall_has_that_between_epochs():
+    records = [record(10, 1.0, elapsed_s=5.0), record(20, 1.0, elapsed_s=6.5), record(30, 1.0, elapsed_s=8.0)]
+    assert our_runs.measure(ALONE, records, 10, on_the_wall=True).seconds == pytest.approx(3.0)
+    assert our_runs.measure(ALONE, records, 10).seconds == pytest.approx(2.0)
+
+
+def test_what_is_between_executions_is_that_of_one_update():
+    records = [
+        dataclasses.replace(record(step, 1.0), executions=executions) for step, executions in ((10, 4), (30, 10))
+    ]
+    made = Measurement("a", 0, "done", updates=20, seconds=3.0)
+    assert our_runs.read_clocks(made, records, records[1:], 0.7) == Clocks(3.0, pytest.approx(0.025))
 
 
 def test_input_wait_is_that_of_the_slowest_instance_and_unknown_if_a_record_has_none():

@@ -49,3 +49,30 @@ def test_a_process_that_computes_keeps_a_core_busy(wait_until):
         process.kill()
     assert 0 < use.busy(0, 3600) <= 1
     assert use.busy(7000, 7001) is None
+
+
+def test_what_a_process_computed_that_was_waited_for_is_not_of_others():
+    with ProcessUse(os.getpid(), period_s=0.05) as use:
+        began_s = children_s()
+        code = "import time; began = time.process_time()\nwhile time.process_time() - began < 1: pass"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        own_s = children_s() - began_s
+    assert own_s >= 0.9
+    _, every = process_use.read_core_ticks()
+    own = own_s * os.sysconf("SC_CLK_TCK") / (every - use._at_start[1])
+    assert 0 <= use.others() <= 1 - own + 0.05  # clocks of the kernel count in ticks
+
+
+def test_what_nobody_here_computed_is_of_others(wait_until):
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        with ProcessUse(os.getpid(), period_s=0.05) as use:
+            began = process_use.read_core_ticks()
+            wait_until(lambda: process_use.read_core_ticks()[0] - began[0] > os.sysconf("SC_CLK_TCK"))
+        found = use.others()
+        other.kill()
+    assert found > 0.05
+
+
+def children_s():
+    times = os.times()
+    return times.children_user + times.children_system

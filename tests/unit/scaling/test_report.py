@@ -39,7 +39,7 @@ def test_the_table_says_everything_a_reader_of_a_weak_scaling_needs():
         """\
 Weak scaling: mlp
 --model=mlp --dataset=synthetic; 3 repeats of about 8 s
-processor Sample <CPU> at 2.0 GHz; cores 2; TensorFlow 2.15.1
+processor Sample <CPU> at 2.0 GHz; cores 2; sdk emulator; TensorFlow 2.15.1
 
 Engine     Instances  samples/s    range  Speed-up  Efficiency %  Error %
 tf_ipu_dp         1         442  429-451     1.00         100.0      +2.0
@@ -47,7 +47,7 @@ tf_ipu_dp         2*        838  814-855     1.90*         94.8*     +5.0
 tf_ipu_dp         4*        861  836-878     1.95*         48.7*     +8.0
 horovod           1         404  392-412     1.00         100.0         -
 horovod           2*        768  746-784     1.90*         95.2*        -
-horovod           4   instance 3 was killed by signal 9 (out of memory?)
+horovod           4*  instance 3 was killed by signal 9 (out of memory?)
 ddp             all   torch is not installed. Install it with: pip install
                       'tf_ipu_dp[ddp]'
 Baseline of speed-up and efficiency: each engine at 1 instance. Efficiency is
@@ -121,7 +121,10 @@ def test_the_scorecard_counts_the_predictions_that_were_good():
     study = dataclasses.replace(study, predictions=tuple(predictions))
     found = analysis.analyse(study, sample_study.make_measurements(study))
     sentence = report_text.score_sentence(found)
-    assert "3 cells: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %." in sentence
+    assert (
+        "3 cells of tf_ipu_dp: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %."
+        in sentence
+    )
 
 
 def test_the_csv_has_a_line_for_each_cell_with_units_in_its_names(found):
@@ -315,3 +318,33 @@ def test_any_part_of_a_study_can_be_shown_and_drawn(mode, kept, repeats, seconds
     for panel in charts.make_panels(found):
         figure, _ = panels.make_figure([panel], one_file=True)
         drawings.render_figure(figure, "svg", panel.name)
+
+
+def test_an_engine_that_does_not_validate_is_not_said_to_have_missed_the_accuracy():
+    study, measured = sample_study.make_accuracy_study(sizes=(1, 2))
+    other = sample_study.make_cell("ddp", 1)
+    study = dataclasses.replace(study, cells=(*study.cells, other), engines=("tf_ipu_dp", "ddp"))
+    found = analysis.analyse(study, [*measured, sample_study.make_measurement(other)])
+    text = report.render_text(found, "", 120)
+    assert "not evaluated: of this engine samples/s only" in text
+    assert text.count("the accuracy was not reached") == 1  # the largest size of ours
+
+
+def test_extrapolations_say_whose_compute_they_have():
+    study = sample_study.make_study(engines=("tf_ipu_dp",))
+    cpu = [dataclasses.replace(each, compute=records.THIS_CPU) for each in study.extrapolations]
+    given = [dataclasses.replace(each, compute="compute of 2 ms a micro batch") for each in study.extrapolations]
+    texts = []
+    for made in (cpu, given):
+        found = analysis.analyse(dataclasses.replace(study, extrapolations=tuple(made)), [])
+        texts.append(report.render_text(found, "", 120))
+    assert "POD256, compute of this CPU" in texts[0] and "Give the device's own with --compute_ms." in texts[0]
+    assert "POD256, compute of 2 ms a micro batch" in texts[1] and "this machine's CPU" not in texts[1]
+
+
+def test_other_work_on_the_machine_is_said():
+    study = sample_study.make_study(engines=("tf_ipu_dp",), repeats=1)
+    for share, is_said in ((0.02, False), (0.31, True)):
+        measured = [sample_study.make_measurement(cell, others_busy=share) for cell in study.cells]
+        text = report.render_text(analysis.analyse(study, measured), "", 120)
+        assert ("Other processes used up to 31 % of this machine's cores during 3 cells" in text) == is_said

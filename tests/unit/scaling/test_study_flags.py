@@ -29,6 +29,7 @@ def test_emulated_hosts_are_built_as_fast_as_they_are_named():
 def test_sizes_and_fabrics_to_extrapolate_to():
     assert parse("--predict=16..64", "--predict_on=pod64, pod256").extent == Extent((16, 32, 64), ("pod64", "pod256"))
     assert parse("--predict=16").extent == Extent((16,))
+    assert parse("--predict=16", "--compute_ms=1.5").extent == Extent((16,), (), 1.5)
     assert parse().extent is None
     with pytest.raises(cli.UsageError, match=r"pod65 is not a topology\. Did you mean pod64\?"):
         parse("--predict=16", "--predict_on=pod65")
@@ -46,6 +47,8 @@ def test_sizes_and_fabrics_to_extrapolate_to():
             "builds all links as they are. Leave it out.",
         ),
         ("--predict_on=pod16", "--predict_on=pod16 needs sizes. Add --predict=16..65536."),
+        ("--compute_ms=2", "--compute_ms=2 needs sizes to extrapolate to. Add --predict=16..65536."),
+        ("--compute_ms=-1", "--compute_ms=-1 is not a time. Give that of one micro batch on the device."),
         ("--engines=tf_ipu_dp,torch", "--engines=tf_ipu_dp,torch: torch is not an engine. "),
     ],
 )

@@ -56,6 +56,13 @@ def test_a_line_that_a_kill_cut_off_loses_no_other(open_study):
         assert [each for each in folder.read_measurements() if each.cell] == [DONE, second]
 
 
+def test_a_study_that_does_not_say_what_it_ran_on_is_continued(open_study):
+    open_study()
+    open_study(dataclasses.replace(STUDY, facts={**STUDY.facts, "sdk": "emulator"}))
+    with pytest.raises(cli.UsageError, match="its --sdk is emulator, and not poplar"):
+        open_study(dataclasses.replace(STUDY, facts={**STUDY.facts, "sdk": "poplar"}))
+
+
 def test_the_same_study_is_continued_also_with_more_repeats_and_another_load(open_study):
     open_study().append(DONE)
     again = dataclasses.replace(STUDY, repeats=5, facts={**STUDY.facts, "load": "7"}, command=("--repeats=5",))
@@ -72,6 +79,9 @@ def test_the_same_study_is_continued_also_with_more_repeats_and_another_load(ope
         ({"fabric": "r4"}, "its --fabric is none, and not r4."),
         ({"version": "2"}, "its version of tf_ipu_dp is 1, and not 2."),
         ({"facts": {"processor": "a", "cores": "4"}}, "its number of cores is 2, and not 4."),
+        ({"updates": 20}, "its --updates are none, and not 20."),
+        ({"epochs": "3"}, "its --epochs are none, and not 3."),
+        ({"hosts": ("a", "b")}, "its --hosts are none, and not a,b."),
         ({"cells": ()}, "its cell tf_ipu_dp-1 is not the same."),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
@@ -39,7 +40,9 @@ def make_row(
 def make_analysis(*rows, mode=WEAK, knee=None, unit="instances", facts=None):
     cells = tuple(row.cell for row in rows)
     engines = tuple(dict.fromkeys(cell.engine for cell in cells))
-    study = Study(mode, unit, tuple(cell.size for cell in cells), engines, 3, 1, 8.0, (), cells, facts=facts or {})
+    study = Study(
+        mode, unit, tuple(cell.size for cell in cells), engines, 3, 1, 8.0, (), cells, facts=facts or {"sdk": "poplar"}
+    )
     return Analysis(study, rows, "tf_ipu_dp at 1 instance", knee, ())
 
 
@@ -61,7 +64,10 @@ def test_the_first_poor_size_is_where_it_stops_paying():
     rows = [make_row(1, 320, 1.0), make_row(2, 576, 0.9), make_row(4, 900, 0.7, parts=grown(collective_s=0.04))]
     text = verdict.render(make_analysis(*rows, make_row(8, 1000, 0.4)))
     assert text.startswith("It stops paying after 2 instances: at 4 instances the efficiency is 70 %.")
-    assert "What limits it is the collective (29 % of an update): raise --gradient_accumulation" in text
+    assert (
+        "What limits it is the collective (29 % of an update): --gradient_accumulation=2 would reduce gradients half "
+        "as often, for about 24 % more samples/s, or use 2 instances, the fastest that pays (576 samples/s)." in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,55 @@ def test_cores_of_this_machine_are_never_sold_as_scaling():
     assert "also share the cores of this machine, so this is not a scaling result" in verdict.render(
         make_analysis(*rows)
     )
+
+
+def test_rows_that_share_cores_are_no_part_of_the_first_sentence():
+    rows = [make_row(1, 320, 1.0), make_row(2, 330, 0.5, limited=True), make_row(4, 310, 0.24, limited=True)]
+    assert verdict.render(make_analysis(*rows)).startswith(
+        "This says nothing about scaling: at 2 and 4 instances the cores of this machine are shared. "
+    )
+    free = [*rows[:1], make_row(2, 620, 0.97), make_row(4, 640, 0.5, limited=True)]
+    assert verdict.render(make_analysis(*free)).startswith(
+        "It pays up to 2 instances, the largest measured: efficiency 97 %, good."
+    )
+
+
+def test_the_fastest_measured_size_is_what_to_use_on_shared_cores():
+    rows = [make_row(1, 320, 1.0), make_row(2, 330, 0.5, limited=True)]
+    rows.append(make_row(4, 310, 0.24, parts=grown(compute_s=0.3), limited=True))
+    assert (
+        "measure with --hosts on machines of their own, or use 2 instances, the fastest measured (330 samples/s) here; "
+        "this is not a scaling result." in verdict.render(make_analysis(*rows))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"input_wait_s": 0.05}, "try --eight_bit_io, .* for at most 53 % more samples/s"),
+        ({"waiting_s": 0.05}, "see in the run's exchange_times.json .* for at most 50 % more samples/s"),
+        ({"overhead_s": 0.05}, "raise --device_iterations, .* for at most 56 % more samples/s"),
+    ],
+)
+def test_advice_says_what_it_would_bring(changes, advice):
+    rows = [make_row(1, 320, 1.0), make_row(4, 900, 0.7, parts=grown(**changes))]
+    assert re.search(advice, verdict.render(make_analysis(*rows)))
+
+
+def test_in_strong_scaling_a_larger_batch_reduces_gradients_less_often():
+    row = make_row(4, 900, 0.6, parts=grown(collective_s=0.06))
+    text = verdict.render(make_analysis(make_row(1, 320, 1.0), row, mode=STRONG))
+    assert "--global_batch_size=256 would reduce gradients half as often, for about 31 % more samples/s" in text
+
+
+def test_what_trains_is_called_what_it_is():
+    def last(**changes):
+        return verdict.render(make_analysis(make_row(1, 320, 1.0, **changes), facts=facts)).rpartition(". ")[2]
+
+    facts = {"cores": "2"}
+    assert last() == "One replica trains 1,152,000 samples an hour."
+    facts = {"sdk": "emulator"}
+    assert last(engine="ddp", parts=None) == "One process of ddp trains 1,152,000 samples an hour."
 
 
 def test_thresholds_are_those_of_the_mode_and_the_hosts():

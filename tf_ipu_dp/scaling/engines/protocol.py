@@ -30,7 +30,6 @@ class Order(Record):
     seed: int
     threads: int  # of one process
     weights: Optional[str] = None  # an .npz to start from: arrays by the names of the Keras model's variables
-    epochs: int = 0  # for time to accuracy: train so many and validate after each; 0: only `updates`
     l2: float = 0.0
     label_smoothing: float = 0.0
     samples: str = ""  # the folder with the arrays of the training samples; `starter.run` fills it in

@@ -34,18 +34,24 @@ def run(
     folder: Path,
     network: Optional[EmulatedHosts],
     on_process: Callable[[int], None],
+    *,
+    hosts: Sequence[str] = (),
 ) -> List[Answer]:
     """Trains one cell in the folder and returns the answers by rank.
 
-    `on_process` is called with the id of the process that all others descend from. UsageError with the reason if the
-    engine fails; its output is in the folder. Ctrl-C ends all processes and is raised again.
+    `hosts` are machines by name, of which the cell takes its first ones: the same remote shell starts the processes as
+    those of our engine, and the folder must be shared, since samples and answers are there. `on_process` is called with
+    the id of the process that all others descend from. UsageError with the reason if the engine fails; its output is in
+    the folder. Ctrl-C ends all processes and is raised again.
     """
     engine = registry.ENGINES[cell.engine]
     _require_possible(engine, order)
     folder.mkdir(parents=True, exist_ok=True)
-    exported = _export_samples(order.dataset, order.data_dir, order.image_size, order.seed)
+    shared = str(folder.parent) if hosts else None
+    exported = _export_samples(order.dataset, order.data_dir, order.image_size, order.seed, shared)
     path = order_files.write_order(dataclasses.replace(order, samples=str(exported)), folder)
-    words, environ = _command(engine, order, path, network, cell.hosts)
+    names = (network.hosts if network is not None else tuple(hosts))[: cell.hosts]
+    words, environ = _command(engine, order, path, network, names)
     process = start_session(words, {**os.environ, **environ}, folder / _LOG)
     try:
         on_process(process.pid)
@@ -69,25 +75,26 @@ def _require_possible(engine: registry.Engine, order: Order) -> None:
 
 
 def _command(
-    engine: registry.Engine, order: Order, path: Path, network: Optional[EmulatedHosts], hosts: int
+    engine: registry.Engine, order: Order, path: Path, network: Optional[EmulatedHosts], hosts: Sequence[str]
 ) -> Tuple[List[str], Dict[str, str]]:
     program = [sys.executable, "-m", engine.program, str(path.resolve())]
     threads = str(order.threads)
     environ = {**_OWN_PYTHON, "OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads}
-    if network is None:
+    if not hosts:
         # The name of this machine may have no address.
         environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if order.processes == 1:
+    if order.processes == 1 and (network is not None or not hosts):
         return program, environ
-    names = network.hosts[:hosts] if network is not None else ()
-    words, added = rank_job.make_command(program, order.processes, hosts=names, network=network)
+    words, added = rank_job.make_command(program, order.processes, hosts=hosts, network=network)
     return words, {**added, **environ}
 
 
 @functools.lru_cache(maxsize=None)
-def _export_samples(dataset: str, data_dir: Optional[str], image_size: Optional[int], seed: int) -> Path:
-    """Returns a folder with the training samples; it exists until this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="tf_ipu_dp-samples-"))
+def _export_samples(
+    dataset: str, data_dir: Optional[str], image_size: Optional[int], seed: int, shared: Optional[str]
+) -> Path:
+    """Returns a folder with the training samples, in the shared one if there is one, until this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="tf_ipu_dp-samples-", dir=shared))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     wanted = Order(
         model="mlp", norm="batch", dataset=dataset, data_dir=data_dir, image_size=image_size, batch_size=1, processes=1,
