@@ -152,8 +152,8 @@ def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_secon
         again[1],
     )
     assert [int(re.search(r"from step (\d+)", line)[1]) for line in again] >= [first, second]
-    limits = [int(limit) for limit in re.findall(r"^launch: .* --time_limit=(\d+)s\b", err, re.MULTILINE)]
-    assert len(limits) == 2 and 3600 > limits[0] > limits[1]
+    (limit,) = re.findall(r"^--time_limit=(\d+)s$", (folder / "run.flags").read_text(), re.MULTILINE)
+    assert 0 < int(limit) < 3600  # what was left of it
     assert_same_weights(undisturbed, folder, 1e-5)
 
 
@@ -198,16 +198,28 @@ def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_sam
     assert_same_weights(undisturbed, folder, 1e-5)
 
 
-def test_a_failure_that_is_not_transient_is_shown_once_and_not_restarted(tmp_path, start):
-    with run_folder.open_folder(str(tmp_path / "run"), name="x", now=datetime(2026, 1, 5), needed_bytes=0):
-        process = start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={tmp_path / 'run'}")
-        code, _, err = finish(process)
+def test_a_failure_that_is_not_transient_is_shown_once_and_not_restarted(tmp_path, start, undisturbed):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    code, _, err = finish(start("--instances=2", "--max_restarts=3", "--", *JOB, "--noresume", f"--run_dir={folder}"))
     assert code == 1, err
-    sentence = rf"--run_dir={tmp_path / 'run'} is in use by process {os.getpid()} on \S+\. Wait until it ends, .*"
+    sentence = rf"--noresume would start over in {folder}, which has a checkpoint of step 150\. Use another .*"
     failed, how = said(err)[-2:]
     assert re.fullmatch(r"launch: instance \d on \S+ failed\. Its last lines:", failed)
     assert len(re.findall(rf"^  {sentence}$", err, re.MULTILINE)) == 1
-    assert "there is no checkpoint. It was not restarted, because it would fail again. Resume with: python" in how
+    assert "checkpoint is of step 150. It was not restarted, because it would fail again. Resume with: python" in how
+
+
+def test_a_folder_in_use_is_refused_before_the_instances_start(tmp_path, start):
+    folder = tmp_path / "run"
+    with run_folder.open_folder(str(folder), name="x", now=datetime(2026, 1, 5), needed_bytes=0):
+        code, _, err = finish(start("--instances=2", "--max_restarts=3", "--", *JOB, f"--run_dir={folder}"))
+    assert code == 1
+    assert re.fullmatch(
+        rf"launch: --run_dir={folder} is in use by process {os.getpid()} on \S+\. Wait until it ends, or choose "
+        r"another folder with --run_dir\.\n",
+        err,
+    )
 
 
 def test_one_and_several_instances_are_shown_to_end_in_the_same_weights(tmp_path, start):

@@ -28,6 +28,7 @@ from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs.records import Record
+from tf_ipu_dp.training import console
 
 _TRAINER = "tf_ipu_dp.training.run"
 _POLL_S = 0.2
@@ -121,10 +122,10 @@ def train(flag_file: str, run_dir: str) -> int:
             pass
 
     made = trainer.attach_session(cfg, run, modules, 0)
-    console = trainer.Console(sys.stderr, quiet=True)
-    handler = trainer.SignalHandler(console.info, console.warning)
+    quiet = console.Console(sys.stderr, quiet=True)
+    handler = trainer.SignalHandler(quiet.info, quiet.warning)
     with handler as signals, trainer.checks.open_folder(cfg, run, made.world) as folder:
-        Endless(cfg, run, modules, made, folder, console, signals, began).run()
+        Endless(cfg, run, modules, made, folder, quiet, signals, began).run()
     return 0
 
 
