@@ -11,8 +11,10 @@ before it. Two rules find the first failure, and both are needed:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import queue
 import signal
 import threading
@@ -24,6 +26,7 @@ from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostPro
 SIGNAL_GRACE_S = 120.0  # after a signal from outside: a training run saves a checkpoint
 _SETTLE_S = 0.3  # after the first failure: further ones in this time count as its consequence or its cause
 _POLL_S = 0.02
+_SIGNALS_S = 0.25  # at most until a signal is handled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +71,18 @@ class Events:
         self._queue.put(("output_closed", None))
 
     def next(self, timeout_s: Optional[float]) -> Tuple[str, Any]:
-        """Returns kind and value of the next event, or ("", None) after the timeout."""
-        try:
-            return self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return "", None
+        """Returns kind and value of the next event, or ("", None) after the timeout.
+
+        It wakes up every now and then, because handlers of signals run between the steps of the main thread only: one
+        that arrives just before a wait, or in another thread, does not end the wait.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=min(left_s, _SIGNALS_S))
+            if left_s <= _SIGNALS_S:
+                return "", None
 
 
 def supervise(hosts: Sequence[HostProcesses], events: Events) -> Optional[Failure]:
