@@ -26,6 +26,9 @@ from tf_ipu_dp.emulator.runtime import (
 )
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.fusion import step as fused_step
+from tf_ipu_dp.emulator.runtime.fusion.parts import Parts
+from tf_ipu_dp.emulator.runtime.fusion.passes import SLICED
 from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
 from tf_ipu_dp.emulator.runtime.model_strategy import call_as_replica
@@ -39,12 +42,12 @@ in_use: List[Any] = []  # iterators that executions have read, until the run ove
 def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the function of an execution that trains: iterator in, logs out."""
 
-    def train(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
+    def train(iterator: Any, replica_metrics: ReplicaMetrics, fuses: bool) -> Dict[str, Any]:
         # A loop even for one step, which is not in the graph then: what optimizers accumulate must divide it.
         with loops.tracing_body_of(loops.Loop(shape.steps // shape.accumulation)):
-            return train_in_loop(iterator, replica_metrics)
+            return train_in_loop(iterator, replica_metrics, fuses)
 
-    def train_in_loop(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
+    def train_in_loop(iterator: Any, replica_metrics: ReplicaMetrics, fuses: bool) -> Dict[str, Any]:
         spans_instances = model_strategy.spans_instances(model)
         if shape.replicas * shape.accumulation == 1 and not spans_instances:
             _train_like_keras(model, shape, iterator, replica_metrics)
@@ -54,20 +57,36 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             model.trainable_variables, gradient_reduction.accumulator_dtypes(model, shape)
         )
         statistics = InstanceStatistics(model) if spans_instances else None
+        passes = fused_step.plan(model, shape, iterator.element_spec) if fuses else SLICED
+        is_fused = passes.micro_batches > 1
 
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
             with feeds.overlapping(after):
-                micro_batch = next(iterator)
+                micro_batches = [next(iterator) for _ in range(passes.micro_batches)]
+            if is_fused:
+                return fused_gradients(replica, micro_batches)
             with replica_metrics.of_replica(replica), GradientCaptureContext():
-                accumulated = shape.accumulation > 1
-                return call_as_replica(
-                    model, lambda data: gradient_reduction.micro_batch_gradients(model, data, accumulated), micro_batch
-                )
+                return gradients_of(lambda: model.train_step(micro_batches[0]))
+
+        def fused_gradients(first_replica: Any, micro_batches: List[Any]) -> List[Any]:
+            size = tf.nest.flatten(micro_batches[0])[0].shape[0]
+            parts = Parts(passes, size, first_replica)
+            add = replica_metrics.adding_of_parts(passes, first_replica)
+            return gradients_of(lambda: fused_step.train_step(model, micro_batches, parts, add))
+
+        def gradients_of(train_step: Callable[[], Any]) -> List[Any]:
+            accumulated = shape.accumulation > 1
+            return call_as_replica(
+                model, lambda: gradient_reduction.catch_gradients(model, train_step, accumulated)
+            )
 
         def accumulate() -> gradient_reduction.Contribution:
-            moving = MovingStatistics(model, shape, replica_metrics.concurrent)
+            groups = shape.replicas // passes.replicas
+            moving = MovingStatistics(model, groups, replica_metrics.concurrent)
             return gradient_reduction.Contribution(
-                gradient_reduction.accumulate(model, shape, replica_metrics.slices, packing, next_gradients, moving)
+                gradient_reduction.accumulate(
+                    model, shape, replica_metrics.slices, passes, packing, next_gradients, moving
+                )
             )
 
         def update(number: Any) -> List[Any]:
@@ -100,7 +119,9 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
     """Returns the function of an execution that evaluates."""
 
-    def test(iterator: Any, replica_metrics: ReplicaMetrics) -> Dict[str, Any]:
+    def test(iterator: Any, replica_metrics: ReplicaMetrics, fuses: bool) -> Dict[str, Any]:
+        del fuses
+
         def step(number: Any) -> List[Any]:
             with replica_metrics.of_replica(number):
                 call_as_replica(model, model.test_step, next(iterator))
@@ -130,7 +151,8 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
     As in the SDK, the outputs of the replicas are reduced like their metrics, and every replica returns the result.
     """
 
-    def predict(iterator: Any, replica_metrics: ReplicaMetrics) -> Any:
+    def predict(iterator: Any, replica_metrics: ReplicaMetrics, fuses: bool) -> Any:
+        del fuses
         model._predict_counter.assign_add(shape.steps)
 
         def step(number: Any) -> Any:
@@ -157,7 +179,7 @@ def make_predict_function(model: Any, shape: Shape) -> Callable[[Any], Any]:
 class _Execution:
     """A function of an iterator, traced for time-sliced replicas, or for concurrent ones if they need collectives."""
 
-    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, ReplicaMetrics], Any], step: str) -> None:
+    def __init__(self, model: Any, shape: Shape, body: Callable[[Any, ReplicaMetrics, bool], Any], step: str) -> None:
         """`step` is the name of the model's method that the body calls."""
         self._model, self._shape, self._body, self._step = model, shape, body, step
         self._program = replicas.Program(shape.replicas)
@@ -165,6 +187,7 @@ class _Execution:
         self._traced_for: Any = None
         self._concurrent: Any = None
         self._concrete: Any = None  # of the last compilation
+        self._fuses = True  # until tracing finds that micro batches cannot be fused
 
     @property
     def traced(self) -> Any:
@@ -206,28 +229,38 @@ class _Execution:
             if self._shape.replicas * self._shape.accumulation > 1 or model_strategy.spans_instances(self._model):
                 model_building.build(self._model, iterator, self._step)
                 ReplicaMetrics(self._model, self._shape, concurrent=False).make_banks()
-            self._sliced = tf.function(lambda iterator: self._trace(iterator, concurrent=False), autograph=False)
+            self._sliced = tf.function(lambda iterator: self._trace(iterator, False, self._fuses), autograph=False)
             # TensorFlow would mistake these functions for one function that is traced too often.
             self._sliced._omit_frequent_tracing_warning = True
         if self._traced_for != iterator.element_spec:
-            with replicas.tracing(self._program):
-                self._concrete = self._sliced.get_concrete_function(iterator)
+            try:
+                self._trace_sliced(iterator)
+            except Exception:
+                if not self._fuses or self._program.needs_collectives:
+                    raise
+                # Whatever it was: if the program itself is wrong, tracing it without fusing tells.
+                self._fuses = False
+                self._trace_sliced(iterator)
             self._traced_for = iterator.element_spec
+
+    def _trace_sliced(self, iterator: Any) -> None:
+        with replicas.tracing(self._program):
+            self._concrete = self._sliced.get_concrete_function(iterator)
 
     def _run_sliced(self, iterator: Any) -> Any:
         with replicas.traced_as(self._program):
             return self._sliced(iterator)
 
-    def _trace(self, iterator: Any, concurrent: bool) -> Any:
+    def _trace(self, iterator: Any, concurrent: bool, fuses: bool) -> Any:
         with metrics.converting_code():
-            return self._body(iterator, ReplicaMetrics(self._model, self._shape, concurrent))
+            return self._body(iterator, ReplicaMetrics(self._model, self._shape, concurrent), fuses)
 
     def _compile_concurrent(self, iterator: Any) -> None:
         if self._concurrent is None:
 
             def call(*parts: Any) -> Any:
                 replica_iterator = tf.nest.pack_sequence_as(iterator, list(parts), expand_composites=True)
-                return self._trace(replica_iterator, concurrent=True)
+                return self._trace(replica_iterator, concurrent=True, fuses=False)
 
             tensors = tf.nest.flatten(iterator, expand_composites=True)
             self._concurrent = ConcurrentFunction(call, tensors, replicas.Program(self._shape.replicas))

@@ -1,6 +1,7 @@
 """Gradient reduction for Keras models: from the gradients of one micro batch to the weight update, top to bottom.
 
-1. `micro_batch_gradients` runs the model's own training step on one micro batch, without its update.
+1. `catch_gradients` runs a training step without its update: the model's own on one micro batch, or a fused pass over
+   several (see `fusion`).
 2. `accumulate` adds up the gradients of an update in place: over the micro batches of a replica, and over the replicas
    of this instance if they are time-sliced. A mean over the accumulated micro batches, if requested, is taken here.
 3. `all_reduce` sums over the replicas of this instance that run concurrently, then over all instances.
@@ -22,6 +23,7 @@ from tensorflow.python.framework import config as tf_config
 from tf_ipu_dp.emulator.runtime import graph_loops, instances, model_strategy, optimizer_meter, replicas
 from tf_ipu_dp.emulator.runtime.accumulation import accumulator_dtype
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.fusion.passes import Passes
 from tf_ipu_dp.emulator.sdk_api.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 
 # How much of the backward pass is left when the next forward pass begins, counted in gradients. The later it begins,
@@ -49,14 +51,14 @@ class StateOfReplicas(Protocol):
         """Assigns the variables their final values from those of all replicas."""
 
 
-def micro_batch_gradients(model: Any, data: Any, accumulated: bool) -> List[Any]:
-    """Runs the model's own training step on one micro batch without the update; returns dense gradients.
+def catch_gradients(model: Any, train_step: Callable[[], Any], accumulated: bool) -> List[Any]:
+    """Runs a training step of the model without the update; returns dense gradients.
 
     If they are `accumulated`, they are computed by Keras' own `minimize`, even if the optimizer inherits another one.
     """
     catcher = _GradientCatcher(model.optimizer, accumulated)
     with optimizer_meter.replaced(model, "optimizer", catcher):
-        model.train_step(data)
+        train_step()
     gradients = [catcher.gradients.get(variable.ref()) for variable in model.trainable_variables]
     return [
         tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
@@ -68,43 +70,45 @@ def accumulate(
     model: Any,
     shape: Shape,
     slices: int,
+    passes: Passes,
     packing: Packing,
     next_gradients: Callable[[Any, Sequence[Any]], List[Any]],
     state: StateOfReplicas,
 ) -> List[Any]:
-    """Returns the gradients of one update, packed, added up over its micro batches on `slices` time-sliced replicas.
+    """Returns the gradients of one update, packed, added up over its passes on `slices` time-sliced replicas.
 
-    `next_gradients` returns the gradients of a replica's next micro batch. It takes the replica's number, and what was
+    `next_gradients` returns the gradients of the next pass. It takes the number of its first replica, and what was
     accumulated before: the device is busy, and does not wait for input, until that is computed.
     """
-    mean = _MeanOfMicroBatches(shape)
+    mean = _MeanOfMicroBatches(shape, passes.steps)
     zeros = packing.zeros(_summing_dtypes(packing))
     packed_count = len(zeros)
     until: List[Any] = []
+    passes_of_step, steps = slices // passes.replicas, shape.accumulation // passes.steps
 
     def step_of_all_replicas(number: Any, *total: Any) -> List[Any]:
         start = state.begin()
 
-        def step_of_one_replica(replica: Any, *carried: Any) -> List[Any]:
+        def one_pass(place: Any, *carried: Any) -> List[Any]:
             state.restore(start)
-            gradients = next_gradients(replica, carried)
+            gradients = next_gradients(place * passes.replicas, carried)
             until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
             totals = [
                 before + mean.share(tf.cast(each, before.dtype), number)
                 for before, each in zip(carried, packing.pack(gradients))
             ]
-            return totals + state.collect(carried[packed_count:], start, replica)
+            return totals + state.collect(carried[packed_count:], start, place)
 
         carried = [*(mean.before(each, number) for each in total), *(state.zeros() if start else [])]
-        carried = graph_loops.repeat(slices, step_of_one_replica, carried, graph_loops.IN_FLIGHT, until)
+        carried = graph_loops.repeat(passes_of_step, one_pass, carried, graph_loops.IN_FLIGHT, until)
         state.finish(carried[packed_count:])
-        model._train_counter.assign_add(1)
+        model._train_counter.assign_add(passes.steps)
         return carried[:packed_count]
 
-    if shape.replicas > 1:  # their state must be final before their next micro batches
-        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros)
+    if passes_of_step > 1:  # the replicas' state must be final before their next micro batches
+        total = graph_loops.repeat(steps, step_of_all_replicas, zeros)
     else:
-        total = graph_loops.repeat(shape.accumulation, step_of_all_replicas, zeros, graph_loops.IN_FLIGHT, until)
+        total = graph_loops.repeat(steps, step_of_all_replicas, zeros, graph_loops.IN_FLIGHT, until)
     return [mean.finish(gradient) for gradient in total]
 
 
@@ -115,24 +119,25 @@ class _MeanOfMicroBatches:
     far, as the SDK does. In other types the sum is divided once at the end, which takes less time and rounds less.
     """
 
-    def __init__(self, shape: Shape) -> None:
-        self._count = shape.accumulation
+    def __init__(self, shape: Shape, steps: int) -> None:
+        """`steps`: how many of the accumulated micro batches of a replica are added at a time."""
+        self._count, self._steps = shape.accumulation, steps
         self._method = shape.method if shape.accumulation > 1 else Method.SUM
 
     def before(self, total: Any, number: Any) -> Any:
-        """Returns the accumulated gradients as they are before the micro batch with a number is added."""
+        """Returns the accumulated gradients as they are before the micro batches with a number are added."""
         if self._method is not Method.RUNNING_MEAN or not _is_narrow(total):
             return total
         position = tf.cast(number, total.dtype)
         return total * (position / (position + 1))
 
     def share(self, gradient: Any, number: Any) -> Any:
-        """Returns what the micro batch with a number adds."""
+        """Returns what the micro batches with a number add."""
         if self._method is Method.SUM or not _is_narrow(gradient):
             return gradient
         if self._method is Method.MEAN:
             return gradient / tf.cast(self._count, gradient.dtype)
-        return gradient / (tf.cast(number, gradient.dtype) + 1)
+        return gradient / ((tf.cast(number, gradient.dtype) + 1) * self._steps)
 
     def finish(self, total: Any) -> Any:
         """Returns the reduced gradients."""
@@ -272,12 +277,13 @@ def _summing_dtypes(packing: Packing) -> List[Any]:
     In deterministic mode, sums are so exact that the order in which instances and replicas add makes no difference.
     Otherwise the last bit sometimes decides on which side of a ReLU a value is.
     """
-    if not _is_deterministic():
+    if not is_deterministic():
         return packing.dtypes()
     return [tf.float64 if dtype == tf.float32 else dtype for dtype in packing.dtypes()]
 
 
-def _is_deterministic() -> bool:
+def is_deterministic() -> bool:
+    """Whether the program asks TensorFlow for deterministic operations."""
     enabled = getattr(tf_config, "is_op_determinism_enabled", None)  # from TensorFlow 2.8 on
     return bool(enabled and enabled()) or os.environ.get("TF_DETERMINISTIC_OPS", "").lower() in ("1", "true")
 

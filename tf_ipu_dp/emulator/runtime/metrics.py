@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ from tensorflow.python.autograph.core import ag_ctx
 
 from tf_ipu_dp.emulator.runtime import replicas
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
+from tf_ipu_dp.emulator.runtime.fusion.passes import Passes
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_outfeed_queue
 
 _LOGS = "_ipu_emulator_step_logs"
@@ -56,6 +57,25 @@ class ReplicaMetrics:
             bank.scatter_update(tf.IndexedSlices(variable.read_value()[tf.newaxis], replica[tf.newaxis]))
         if self._shape.each_step:
             step_logs(self._model).enqueue(logs or metric_results(self._model))
+
+    def adding_of_parts(self, passes: Passes, first_replica: Any) -> Callable[[Any, Any], None]:
+        """Returns a function that adds to a variable of the metrics what each micro batch of a fused pass adds to it.
+
+        What they add is stacked, in the order of the micro batches.
+        """
+
+        def add(variable: Any, added: Any) -> None:
+            of_replicas = tf.reshape(added, [passes.steps, passes.replicas, *variable.shape])
+            of_replicas = tf.reduce_sum(of_replicas, axis=0) if passes.steps > 1 else of_replicas[0]
+            if self.slices == 1:
+                variable.assign_add(of_replicas[0])
+            elif passes.replicas == self.slices:
+                self._bank(variable).assign_add(of_replicas)
+            else:
+                numbers = first_replica + tf.range(passes.replicas)
+                self._bank(variable).scatter_add(tf.IndexedSlices(of_replicas, numbers))
+
+        return add
 
     def logs(self) -> Dict[str, Any]:
         """Returns the logs of this instance: metrics of its last replica, or of all of them.

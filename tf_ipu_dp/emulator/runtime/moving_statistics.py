@@ -11,21 +11,21 @@ from typing import Any, List, Sequence
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.runtime import instances, replicas
-from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.runtime.gradient_reduction import Contribution, Packing
 
 
 class MovingStatistics:
     """These variables of a model during one micro batch of all replicas of an instance."""
 
-    def __init__(self, model: Any, shape: Shape, concurrent: bool) -> None:
-        self._variables = _moving_variables(model) if shape.replicas > 1 else []
+    def __init__(self, model: Any, groups: int, concurrent: bool) -> None:
+        """`groups`: how many groups of replicas, equally many in each, have values of their own after a micro batch."""
+        self._variables = _moving_variables(model) if groups > 1 else []
         self._packing = Packing(self._variables)
-        self._replicas, self._concurrent = shape.replicas, concurrent
+        self._groups, self._concurrent = groups, concurrent
 
     def begin(self) -> List[Any]:
         """Returns the values that time-sliced replicas start with; an empty list for concurrent ones."""
-        return self._read() if self._replicas > 1 and not self._concurrent else []
+        return self._read() if self._groups > 1 and not self._concurrent else []
 
     def zeros(self) -> List[Any]:
         """Returns what a loop over the replicas carries before the first one."""
@@ -45,7 +45,7 @@ class MovingStatistics:
         """Assigns the variables the mean over the replicas."""
         if self._concurrent:
             carried = replicas.all_reduce(self._read(), _sum_or_first)
-        count = self._replicas
+        count = self._groups
         self._assign([each / tf.cast(count, each.dtype) if each.dtype.is_floating else each for each in carried])
 
     def _read(self) -> List[Any]:

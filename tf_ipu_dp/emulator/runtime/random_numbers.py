@@ -90,13 +90,17 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
     """Returns the key of one draw on one replica, and counts it."""
     program = replicas.current()
     assert program is not None
-    with tf.init_scope():
-        counter = _variable()
-        _counters.append(counter)
-    executions = counter.assign_add(1, read_value=True) - 1
-    # Depends only on the operation: its position in the program, and its own seeds.
-    operation_key = (program.random_ops * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
+    position, parts = program.random_ops, program.draws_of_parts
     program.random_ops += 1
+    if parts is not None and position in parts.made:
+        operation_key, before = parts.made[position]
+    else:
+        # Depends only on the operation: its position in the program, and its own seeds.
+        operation_key = (position * 1000003 + (seed or 0) * 7919 + (seed2 or 0) * 104729) % (1 << 31)
+        before = _count_executions(parts.count if parts else 1)
+        if parts is not None:
+            parts.made[position] = operation_key, before
+    executions = before + parts.number if parts else before
     shared = program.replicas if not program.concurrent and not program.updating else 1
     number = program.index() + popdist.getReplicaIndexOffset()
     start = tf.constant(0 if seed or seed2 else _base[0])
@@ -105,6 +109,14 @@ def _key(seed: Optional[int], seed2: Optional[int]) -> Any:
         number *= differ
     first = tf.random.stateless_uniform([2], [start, operation_key], minval=None, maxval=None, dtype=tf.int32)
     return tf.stack([tf.bitwise.bitwise_xor(first[0], number * 40503), first[1] + executions // shared])
+
+
+def _count_executions(added: int) -> Any:
+    """Returns how often the operation being traced has been executed before, and adds to it."""
+    with tf.init_scope():
+        counter = _variable()
+        _counters.append(counter)
+    return counter.assign_add(added, read_value=True) - added
 
 
 def _seed_variable() -> Any:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import gc
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -22,6 +22,18 @@ from tf_ipu_dp.emulator.runtime.replica_barrier import ReplicaBarrier
 
 class CollectiveInSlicedProgramError(RuntimeError):
     """A time-sliced program needs a value of another replica."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawsOfParts:
+    """The random draws of one micro batch in a fused pass: the same operations as in the others, with its own numbers.
+
+    `made` has each operation's key and the tensor that counts its executions, by the operation's position.
+    """
+
+    number: int
+    count: int
+    made: Dict[int, Tuple[int, Any]]
 
 
 @dataclasses.dataclass
@@ -37,6 +49,7 @@ class Program:
     ipus_per_replica: int = 1  # that the pipelines and shards traced so far take
     in_session: bool = False  # in a graph of TensorFlow 1: the device is known only when a session runs it
     random_ops: int = 0
+    draws_of_parts: Optional[DrawsOfParts] = None  # in a fused pass, for what is traced for one of its micro batches
     iterators: List[Any] = dataclasses.field(default_factory=list)  # of the host, that the program takes elements from
 
 
