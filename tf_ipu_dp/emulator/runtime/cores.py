@@ -24,7 +24,7 @@ def share_between_replicas() -> None:
     chosen = os.environ.get("TF_NUM_INTRAOP_THREADS")
     if chosen and chosen != os.environ.get("IPU_EMULATOR_CORES"):
         return
-    cores = _cores_of_instance()
+    cores = of_instance()
     if cores < 2:
         return
     tf.config.threading.set_intra_op_parallelism_threads(cores // 2)
@@ -35,7 +35,7 @@ def share_between_replicas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-def _cores_of_instance() -> int:
+def of_instance() -> int:
     """Returns the cores of this instance: those that poprun gave it, or its share of the host's."""
     given = os.environ.get("IPU_EMULATOR_CORES", "")
     if given.isdigit():

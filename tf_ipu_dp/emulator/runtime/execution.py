@@ -8,6 +8,7 @@ what differs between replicas is exchanged around them. Gradients are added up a
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, Sequence
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ from tf_ipu_dp.emulator.runtime import (
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.runtime.fusion import step as fused_step
-from tf_ipu_dp.emulator.runtime.fusion.parts import Parts
+from tf_ipu_dp.emulator.runtime.fusion.parts import Draws, Parts
 from tf_ipu_dp.emulator.runtime.fusion.passes import SLICED
 from tf_ipu_dp.emulator.runtime.gradient_capture import GradientCaptureContext
 from tf_ipu_dp.emulator.runtime.metrics import ReplicaMetrics
@@ -53,26 +54,27 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
             _train_like_keras(model, shape, iterator, replica_metrics)
             return replica_metrics.logs()
         updates = shape.steps // shape.accumulation
-        packing = gradient_reduction.Packing(
-            model.trainable_variables, gradient_reduction.accumulator_dtypes(model, shape)
-        )
         statistics = InstanceStatistics(model) if spans_instances else None
         passes = fused_step.plan(model, shape, iterator.element_spec) if fuses else SLICED
-        is_fused = passes.micro_batches > 1
+        is_fused, is_loop = passes.micro_batches > 1, gradient_reduction.loops_over_passes(shape, passes)
+        packing = gradient_reduction.Packing(
+            model.trainable_variables,
+            gradient_reduction.accumulator_dtypes(model, shape),
+            is_used=spans_instances or is_loop,
+        )
 
         def next_gradients(replica: Any, after: Sequence[Any]) -> List[Any]:
-            with feeds.overlapping(after):
-                micro_batches = [next(iterator) for _ in range(passes.micro_batches)]
-            if is_fused:
-                return fused_gradients(replica, micro_batches)
+            (micro_batch,) = feeds.draw_together(iterator, 1, after)
             with replica_metrics.of_replica(replica), GradientCaptureContext():
-                return gradients_of(lambda: model.train_step(micro_batches[0]))
+                return gradients_of(lambda: model.train_step(micro_batch))
 
-        def fused_gradients(first_replica: Any, micro_batches: List[Any]) -> List[Any]:
+        def next_fused_gradients(first_replica: Any, after: Sequence[Any], draws: Draws) -> List[Any]:
+            micro_batches = feeds.draw_together(iterator, passes.micro_batches, after)
             size = tf.nest.flatten(micro_batches[0])[0].shape[0]
-            parts = Parts(passes, size, first_replica)
+            parts = Parts(passes, size, first_replica, draws)
             add = replica_metrics.adding_of_parts(passes, first_replica)
-            return gradients_of(lambda: fused_step.train_step(model, micro_batches, parts, add))
+            with draws.of_next_pass():
+                return gradients_of(lambda: fused_step.train_step(model, micro_batches, parts, add))
 
         def gradients_of(train_step: Callable[[], Any]) -> List[Any]:
             accumulated = shape.accumulation > 1
@@ -83,10 +85,12 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         def accumulate() -> gradient_reduction.Contribution:
             groups = shape.replicas // passes.replicas
             moving = MovingStatistics(model, groups, replica_metrics.concurrent)
+            run_pass = next_gradients
+            if is_fused:
+                draws = Draws(1 if is_loop else shape.replicas * shape.accumulation // passes.micro_batches)
+                run_pass = functools.partial(next_fused_gradients, draws=draws)
             return gradient_reduction.Contribution(
-                gradient_reduction.accumulate(
-                    model, shape, replica_metrics.slices, passes, packing, next_gradients, moving
-                )
+                gradient_reduction.accumulate(model, shape, replica_metrics.slices, passes, packing, run_pass, moving)
             )
 
         def update(number: Any) -> List[Any]:

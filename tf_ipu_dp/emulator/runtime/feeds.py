@@ -19,6 +19,15 @@ _stock: List[Any] = []
 _meter = wait_meter.Meter()
 _reported_s = [0.0]
 _work_before: List[Any] = []
+_groups: List[_DrawnTogether] = []
+
+
+class _DrawnTogether:
+    """Elements that a program draws one after the other, and computes with when it has all of them."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.drawn = count, 0
+        self.began: Any = None  # when the program began to wait
 
 
 def extend_tensorflow() -> None:
@@ -56,6 +65,16 @@ def overlapping(results: Sequence[Any]) -> Iterator[None]:
         _work_before.pop()
 
 
+def draw_together(iterator: Any, count: int, after: Sequence[Any]) -> List[Any]:
+    """Returns the next elements. Waiting for all of them is timed as one wait, after these results are computed."""
+    _groups.append(_DrawnTogether(count))
+    try:
+        with overlapping(after):
+            return [next(iterator) for _ in range(count)]
+    finally:
+        _groups.pop()
+
+
 def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = None) -> Any:
     program = replicas.current()
     if program is None or tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
@@ -63,17 +82,25 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
     if synthetic_data.is_used_for("infeed"):
         return [synthetic_data.make(shape, tf.as_dtype(dtype)) for shape, dtype in zip(output_shapes, output_types)]
 
+    group = _groups[-1] if _groups else _DrawnTogether(1)
+
     def draw() -> List[Any]:
-        work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
-        asked = wait_meter.now()
-        # The draw does not wait for the work: the next element may be fetched meanwhile. But this reading of the clock
-        # is traced before the one after the draw, since TensorFlow runs them in the order in which they are traced.
-        began = tf.maximum(asked, wait_meter.now(work)) if work else asked
-        _meter.begin([began])
-        with tf.control_dependencies([asked]):
+        if group.drawn == 0:
+            work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
+            asked = wait_meter.now()
+            # The draw does not wait for the work: the next element may be fetched meanwhile. But this reading of the
+            # clock is traced before the one after the draw, since TensorFlow runs them in the order of tracing.
+            group.began = tf.maximum(asked, wait_meter.now(work)) if work else asked
+            _meter.begin([group.began])
+            with tf.control_dependencies([asked]):
+                element = _stock[0](iterator, output_types, output_shapes, name=name)
+        else:
             element = _stock[0](iterator, output_types, output_shapes, name=name)
+        group.drawn += 1
+        if group.drawn < group.count:
+            return list(element)
         got = wait_meter.now(element)
-        _meter.spend(got - began)
+        _meter.spend(got - group.began)
         # Recorded before anything is computed from the element, which may occupy the only thread for long.
         with tf.control_dependencies([_meter.end(element)]):
             return [tf.identity(part) for part in element]

@@ -81,10 +81,24 @@ def accumulate(
     accumulated before: the device is busy, and does not wait for input, until that is computed.
     """
     mean = _MeanOfMicroBatches(shape, passes.steps)
+    passes_of_step, steps = slices // passes.replicas, shape.accumulation // passes.steps
+    if not loops_over_passes(shape, passes):
+        sums: List[Any] = []
+        for number in range(steps):
+            start = state.begin()
+            collected = state.zeros() if start else []
+            for place in range(passes_of_step):
+                state.restore(start)
+                gradients = packing.pack(next_gradients(tf.constant(place * passes.replicas), sums))
+                collected = state.collect(collected, start, tf.constant(place))
+                shares = [mean.share(each, number) for each in gradients]
+                sums = [mean.before(before, number) + share for before, share in zip(sums, shares)] if sums else shares
+            state.finish(collected)
+            model._train_counter.assign_add(passes.steps)
+        return [mean.finish(each) for each in sums]
     zeros = packing.zeros(_summing_dtypes(packing))
     packed_count = len(zeros)
     until: List[Any] = []
-    passes_of_step, steps = slices // passes.replicas, shape.accumulation // passes.steps
 
     def step_of_all_replicas(number: Any, *total: Any) -> List[Any]:
         start = state.begin()
@@ -92,7 +106,8 @@ def accumulate(
         def one_pass(place: Any, *carried: Any) -> List[Any]:
             state.restore(start)
             gradients = next_gradients(place * passes.replicas, carried)
-            until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
+            if passes.micro_batches == 1:  # fused passes begin without waiting: they are planned to fit into memory
+                until[:] = gradients[int(len(gradients) * _BACKWARD_LEFT) :][:1]
             totals = [
                 before + mean.share(tf.cast(each, before.dtype), number)
                 for before, each in zip(carried, packing.pack(gradients))
@@ -110,6 +125,16 @@ def accumulate(
     else:
         total = graph_loops.repeat(steps, step_of_all_replicas, zeros, graph_loops.IN_FLIGHT, until)
     return [mean.finish(gradient) for gradient in total]
+
+
+def loops_over_passes(shape: Shape, passes: Passes) -> bool:
+    """Whether the passes of an update are repetitions of one loop. A few fused ones are not.
+
+    Without a loop there is nothing to add the first gradients to, which for a model of many weights takes longer than
+    tracing it twice, and nothing to pack.
+    """
+    count = shape.replicas * shape.accumulation // passes.micro_batches
+    return passes.micro_batches == 1 or count > graph_loops.IN_FLIGHT
 
 
 class _MeanOfMicroBatches:
@@ -189,7 +214,10 @@ def all_reduce(
 
 
 def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
-    """Makes one weight update with reduced gradients. It is traced once for all replicas."""
+    """Makes one weight update with reduced gradients. It is traced once for all replicas.
+
+    Unpacked gradients come from one backward pass. There, variables are updated while it computes other gradients.
+    """
     program = replicas.current()
     assert program is not None
     updating = dataclasses.replace(program, updating=True)
@@ -201,7 +229,10 @@ def apply(model: Any, packing: Packing, sums: List[Any]) -> None:
 
     try:
         with replicas.traced_as(updating):
-            optimizer_meter.timed(sums, update)
+            if packing.is_used or optimizer_meter.is_asked():
+                optimizer_meter.timed(sums, update)
+            else:
+                update()
     finally:
         program.needs_collectives |= updating.needs_collectives
         program.random_ops = updating.random_ops
@@ -214,15 +245,19 @@ class Packing:
     copying them would cost memory.
     """
 
-    def __init__(self, like: Sequence[Any], dtypes: Optional[Sequence[Any]] = None) -> None:
-        """`dtypes`: the types that tensors are packed in, if they are not those of `like`."""
+    def __init__(self, like: Sequence[Any], dtypes: Optional[Sequence[Any]] = None, is_used: bool = True) -> None:
+        """`dtypes`: the types that tensors are packed in, if they are not those of `like`.
+
+        If it is not used, tensors stay as they are: there is neither a loop nor an exchange.
+        """
+        self.is_used = is_used
         own = dtypes or [tf.as_dtype(each.dtype).base_dtype for each in like]
         self._shapes = [tf.TensorShape(each.shape) for each in like]
         self._sizes = [shape.num_elements() for shape in self._shapes]
         self._unpacked: List[int] = []
         vectors: Dict[Any, List[int]] = {}
         for place, size in enumerate(self._sizes):
-            if size is None or size >= _LARGE:
+            if not is_used or size is None or size >= _LARGE:
                 self._unpacked.append(place)
             else:
                 vectors.setdefault(own[place], []).append(place)

@@ -1,8 +1,8 @@
 """How long the optimizer takes: from when all gradients of an update are there until its variables are assigned.
 
 Counted are the updates of Keras models, by the program itself as it runs. A custom training loop calls its optimizer on
-its own, and is not timed. A single replica without accumulation updates the first variables while the backward pass
-still computes the gradients of others. To be timed it must wait for all of them, which costs a small model some per
+its own, and is not timed. Where one backward pass gives all gradients of an update, it updates the first variables
+while it still computes the gradients of others. To be timed it must wait for all of them, which costs a small model some per
 cent of its speed: that is done only where IPU_EMULATOR_TIME_OPTIMIZER=1 asks for it.
 """
 
@@ -43,10 +43,15 @@ def timed(tensors: Sequence[Any], update: Callable[[], Any]) -> Any:
     return result
 
 
+def is_asked() -> bool:
+    """Whether the environment asks for the time of updates that begin before all gradients are computed."""
+    return os.environ.get(VARIABLE) == "1"
+
+
 @contextlib.contextmanager
 def timing_where_asked(optimizer: Any) -> Iterator[None]:
     """Inside, `apply_gradients` of an optimizer records its time, if the environment asks for it."""
-    if os.environ.get(VARIABLE) != "1":
+    if not is_asked():
         yield
         return
     given = optimizer.apply_gradients

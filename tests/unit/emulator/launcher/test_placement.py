@@ -73,10 +73,10 @@ def test_an_instance_knows_its_cores_under_any_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert cores._cores_of_instance() == 8
+    assert cores.of_instance() == 8
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")  # of horovodrun, which binds nobody
-    assert cores._cores_of_instance() == 2
+    assert cores.of_instance() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})  # of mpirun, which binds
-    assert cores._cores_of_instance() == 3
+    assert cores.of_instance() == 3
     monkeypatch.setenv("IPU_EMULATOR_CORES", "5")  # of poprun
-    assert cores._cores_of_instance() == 5
+    assert cores.of_instance() == 5

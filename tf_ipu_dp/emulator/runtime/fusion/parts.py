@@ -16,14 +16,36 @@ class CannotBeFusedError(Exception):
     """Tracing has found something that a fused pass cannot compute. The program is traced again without fusing."""
 
 
+class Draws:
+    """The random operations of an update whose passes are traced `times` times, and draw as if it were once."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.traced = times, 0
+        self.made: Dict[int, Tuple[int, Any]] = {}
+        self._first_operation = -1
+
+    @contextlib.contextmanager
+    def of_next_pass(self) -> Iterator[None]:
+        """Inside, a pass is traced."""
+        program = replicas.current()
+        assert program is not None
+        if self.traced:
+            program.random_ops = self._first_operation
+        else:
+            self._first_operation = program.random_ops
+        yield
+        self.traced += 1
+
+
 class Parts:
     """The micro batches of the pass that is being traced, in the order in which replicas would run them."""
 
-    def __init__(self, passes: Passes, micro_batch_size: int, first_replica: Any) -> None:
+    def __init__(self, passes: Passes, micro_batch_size: int, first_replica: Any, draws: Draws) -> None:
         """`first_replica`: the local index of the first replica in the pass, as a tensor."""
-        self.passes, self._size, self._first = passes, micro_batch_size, first_replica
+        self.passes, self._size, self._first, self._draws = passes, micro_batch_size, first_replica, draws
         self.count = passes.micro_batches
         self.inside = False  # while something is traced for one micro batch
+        self._first_draw = 0
         self._recorded: Dict[int, List[Any]] = {}
 
     @property
@@ -67,10 +89,11 @@ class Parts:
         program = replicas.current()
         assert program is not None
         if number == 0:
-            self._draws: Dict[int, Tuple[Any, Any]] = {}
             self._first_draw = program.random_ops
         replica = self._first + number % self.passes.replicas
-        draws = replicas.DrawsOfParts(number, self.count, self._draws)
+        draws = replicas.DrawsOfParts(
+            self._draws.traced * self.count + number, self._draws.times * self.count, self._draws.made
+        )
         inner = dataclasses.replace(
             program, index=lambda: replica, random_ops=self._first_draw, draws_of_parts=draws
         )

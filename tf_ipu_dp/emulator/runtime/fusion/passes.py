@@ -20,15 +20,17 @@ class Passes:
 SLICED = Passes(steps=1, replicas=1)
 
 
-def plan_passes(*, micro_batch_size: int, replicas: int, accumulation: int, most_samples: int) -> Passes:
+def plan_passes(
+    *, micro_batch_size: int, replicas: int, accumulation: int, most_samples: int, fewest_passes: int
+) -> Passes:
     """Returns the largest passes of equal size that have at most `most_samples` samples, or one micro batch.
 
-    A pass has several accumulation steps only if it has all replicas: the state of the replicas of one step must be
-    known before their next step.
+    An update has at least `fewest_passes` of them, if it has as many micro batches. A pass has several accumulation
+    steps only if it has all replicas: the state of the replicas of one step must be known before their next step.
     """
-    most = max(most_samples // micro_batch_size, 1)
+    most = min(most_samples // micro_batch_size, replicas * accumulation // fewest_passes)
     if replicas > most:
-        return Passes(1, _largest_divisor(replicas, most))
+        return Passes(1, _largest_divisor(replicas, max(most, 1)))
     return Passes(_largest_divisor(accumulation, most // replicas), replicas)
 
 

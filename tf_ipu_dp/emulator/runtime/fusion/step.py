@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator.runtime import gradient_reduction
+from tf_ipu_dp.emulator.runtime import cores, gradient_reduction, graph_loops
 from tf_ipu_dp.emulator.runtime.execution_shape import Shape
 from tf_ipu_dp.emulator.runtime.fusion import layers
 from tf_ipu_dp.emulator.runtime.fusion.parts import CannotBeFusedError, Parts
@@ -42,6 +42,7 @@ def plan(model: Any, shape: Shape, spec: Any) -> Passes:
         replicas=shape.replicas,
         accumulation=shape.accumulation,
         most_samples=_MOST_SAMPLES,
+        fewest_passes=min(cores.of_instance(), graph_loops.IN_FLIGHT),
     )
 
 
