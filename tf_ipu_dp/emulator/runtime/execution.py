@@ -78,9 +78,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
 
         def gradients_of(train_step: Callable[[], Any]) -> List[Any]:
             accumulated = shape.accumulation > 1
-            return call_as_replica(
-                model, lambda: gradient_reduction.catch_gradients(model, train_step, accumulated)
-            )
+            return call_as_replica(model, lambda: gradient_reduction.catch_gradients(model, train_step, accumulated))
 
         def accumulate() -> gradient_reduction.Contribution:
             groups = shape.replicas // passes.replicas
@@ -233,19 +231,24 @@ class _Execution:
             if self._shape.replicas * self._shape.accumulation > 1 or model_strategy.spans_instances(self._model):
                 model_building.build(self._model, iterator, self._step)
                 ReplicaMetrics(self._model, self._shape, concurrent=False).make_banks()
-            self._sliced = tf.function(lambda iterator: self._trace(iterator, False, self._fuses), autograph=False)
-            # TensorFlow would mistake these functions for one function that is traced too often.
-            self._sliced._omit_frequent_tracing_warning = True
-        if self._traced_for != iterator.element_spec:
-            try:
-                self._trace_sliced(iterator)
-            except Exception:
-                if not self._fuses or self._program.needs_collectives:
-                    raise
-                # Whatever it was: if the program itself is wrong, tracing it without fusing tells.
-                self._fuses = False
-                self._trace_sliced(iterator)
-            self._traced_for = iterator.element_spec
+            self._sliced = self._make_sliced()
+        if self._traced_for == iterator.element_spec:
+            return
+        try:
+            self._trace_sliced(iterator)
+        except Exception:
+            if not self._fuses or self._program.needs_collectives:
+                raise
+            # Whatever it was: if the program itself is wrong, tracing it without fusing tells.
+            self._fuses, self._sliced = False, self._make_sliced()
+            self._trace_sliced(iterator)
+        self._traced_for = iterator.element_spec
+
+    def _make_sliced(self) -> Any:
+        function = tf.function(lambda iterator: self._trace(iterator, False, self._fuses), autograph=False)
+        # TensorFlow would mistake these functions for one function that is traced too often.
+        function._omit_frequent_tracing_warning = True
+        return function
 
     def _trace_sliced(self, iterator: Any) -> None:
         with replicas.tracing(self._program):

@@ -2,8 +2,8 @@
 
 Counted are the updates of Keras models, by the program itself as it runs. A custom training loop calls its optimizer on
 its own, and is not timed. Where one backward pass gives all gradients of an update, it updates the first variables
-while it still computes the gradients of others. To be timed it must wait for all of them, which costs a small model some per
-cent of its speed: that is done only where IPU_EMULATOR_TIME_OPTIMIZER=1 asks for it.
+while it still computes the gradients of others. To be timed it must wait for all of them, which costs a small model
+some per cent of its speed: that is done only where IPU_EMULATOR_TIME_OPTIMIZER=1 asks for it.
 """
 
 from __future__ import annotations

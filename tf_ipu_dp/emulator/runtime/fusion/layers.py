@@ -19,22 +19,110 @@ from tf_ipu_dp.emulator.runtime.fusion import sample_independence
 from tf_ipu_dp.emulator.runtime.fusion.parts import CannotBeFusedError, Parts
 from tf_ipu_dp.emulator.runtime.optimizer_meter import replaced
 
-_ON_THE_WHOLE = """Activation Add Average AveragePooling1D AveragePooling2D AveragePooling3D Bidirectional Conv1D
-    Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose Cropping1D Cropping2D Cropping3D Dense
-    DepthwiseConv1D DepthwiseConv2D ELU Embedding Flatten GRU GlobalAveragePooling1D GlobalAveragePooling2D
-    GlobalAveragePooling3D GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization InputLayer LSTM
-    LayerNormalization LeakyReLU LocallyConnected1D LocallyConnected2D Masking MaxPooling1D MaxPooling2D MaxPooling3D
-    Maximum Minimum Multiply PReLU Permute ReLU RepeatVector Rescaling Reshape SeparableConv1D SeparableConv2D
-    SimpleRNN Subtract ThresholdedReLU TimeDistributed UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D
-    ZeroPadding2D ZeroPadding3D""".split()
-_PER_MICRO_BATCH = """BatchNormalization AlphaDropout Dropout GaussianDropout GaussianNoise SpatialDropout1D
-    SpatialDropout2D SpatialDropout3D""".split()
+_ON_THE_WHOLE = [
+    "Activation",
+    "Add",
+    "Average",
+    "AveragePooling1D",
+    "AveragePooling2D",
+    "AveragePooling3D",
+    "Bidirectional",
+    "Conv1D",
+    "Conv1DTranspose",
+    "Conv2D",
+    "Conv2DTranspose",
+    "Conv3D",
+    "Conv3DTranspose",
+    "Cropping1D",
+    "Cropping2D",
+    "Cropping3D",
+    "Dense",
+    "DepthwiseConv1D",
+    "DepthwiseConv2D",
+    "ELU",
+    "Embedding",
+    "Flatten",
+    "GRU",
+    "GlobalAveragePooling1D",
+    "GlobalAveragePooling2D",
+    "GlobalAveragePooling3D",
+    "GlobalMaxPooling1D",
+    "GlobalMaxPooling2D",
+    "GlobalMaxPooling3D",
+    "GroupNormalization",
+    "InputLayer",
+    "LSTM",
+    "LayerNormalization",
+    "LeakyReLU",
+    "LocallyConnected1D",
+    "LocallyConnected2D",
+    "Masking",
+    "MaxPooling1D",
+    "MaxPooling2D",
+    "MaxPooling3D",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "PReLU",
+    "Permute",
+    "ReLU",
+    "RepeatVector",
+    "Rescaling",
+    "Reshape",
+    "SeparableConv1D",
+    "SeparableConv2D",
+    "SimpleRNN",
+    "Subtract",
+    "ThresholdedReLU",
+    "TimeDistributed",
+    "UpSampling1D",
+    "UpSampling2D",
+    "UpSampling3D",
+    "ZeroPadding1D",
+    "ZeroPadding2D",
+    "ZeroPadding3D",
+]
+_PER_MICRO_BATCH = [
+    "BatchNormalization",
+    "AlphaDropout",
+    "Dropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+]
+_COPIED_PER_WEIGHT, _COPIED_AT_LEAST = 4, 1 << 20  # elements
+_REFUSED_TYPES = ("float16", "bfloat16", "float64")
 _WITH_OPTIONS_OFF = ("dropout", "recurrent_dropout", "stateful", "renorm", "virtual_batch_size")
 
 
 def qualify(model: Any) -> bool:
     """Whether the layers of a model can be computed in fused passes, as far as that is known before tracing."""
     return _is_graph_of_layers(model) and all(_layer_qualifies(layer) for layer in _layers(model))
+
+
+def pays(model: Any, micro_batch_size: int) -> bool:
+    """Whether a model that qualifies is faster in fused passes.
+
+    They save the sums of gradients per micro batch, and the time between small operations. They cost copies of what
+    batch normalisation takes and returns per micro batch. So they do not pay for a model with few weights and large
+    images: ResNet-20 is slower with them, ResNet-50 is much faster (`benchmarks/emulator.py`).
+    """
+    normalised = [layer for layer in _layers(model) if _is_one_of(layer, ["BatchNormalization"])]
+    copied = sum(_elements_per_sample(layer) for layer in normalised) * micro_batch_size
+    weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
+    return copied <= _COPIED_PER_WEIGHT * weights + _COPIED_AT_LEAST
+
+
+def _elements_per_sample(layer: Any) -> int:
+    """Returns how many numbers a layer gets per sample, in all its calls."""
+    nodes = layer._inbound_nodes
+    return sum(tf.TensorShape(shape)[1:].num_elements() or 0 for node in nodes for shape in _shapes(node))
+
+
+def _shapes(node: Any) -> List[Any]:
+    return [each.shape for each in tf.nest.flatten(node.input_tensors)]
 
 
 @contextlib.contextmanager
@@ -104,7 +192,8 @@ def _advanced(parts: Parts) -> Callable[..., Any]:
 
 
 def _layer_qualifies(layer: Any) -> bool:
-    if getattr(layer, "activity_regularizer", None) is not None or layer.compute_dtype not in ("float32", None):
+    # 16-bit gradients of many micro batches would overflow before they are added up in 32 bits.
+    if getattr(layer, "activity_regularizer", None) is not None or layer.compute_dtype in _REFUSED_TYPES:
         return False
     if getattr(layer, "stateful", False):
         return False
@@ -159,4 +248,3 @@ def is_of_keras(function: Any) -> bool:
     """Whether a function is one of Keras or TensorFlow themselves."""
     module = getattr(function, "__module__", "")
     return module.split(".")[0] in ("keras", "tf_keras", "tensorflow")
-

@@ -94,9 +94,7 @@ class Parts:
         draws = replicas.DrawsOfParts(
             self._draws.traced * self.count + number, self._draws.times * self.count, self._draws.made
         )
-        inner = dataclasses.replace(
-            program, index=lambda: replica, random_ops=self._first_draw, draws_of_parts=draws
-        )
+        inner = dataclasses.replace(program, index=lambda: replica, random_ops=self._first_draw, draws_of_parts=draws)
         self.inside = True
         try:
             with replicas.traced_as(inner):

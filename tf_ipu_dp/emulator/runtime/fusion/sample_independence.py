@@ -13,16 +13,91 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph
 
 _ELEMENTWISE = frozenset(
-    """Abs Add AddV2 Cast Ceil ClipByValue Cos Cosh Div DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor Greater
-    GreaterEqual Identity Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
-    Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Relu6 Round Rsqrt
-    Select SelectV2 Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square SquaredDifference StopGradient Sub Tan
-    Tanh Xdivy Xlogy ZerosLike""".split()
+    [
+        "Abs",
+        "Add",
+        "AddV2",
+        "Cast",
+        "Ceil",
+        "ClipByValue",
+        "Cos",
+        "Cosh",
+        "Div",
+        "DivNoNan",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Erfc",
+        "Exp",
+        "Expm1",
+        "Floor",
+        "Greater",
+        "GreaterEqual",
+        "Identity",
+        "Inv",
+        "IsFinite",
+        "IsInf",
+        "IsNan",
+        "LeakyRelu",
+        "Less",
+        "LessEqual",
+        "Log",
+        "Log1p",
+        "LogicalAnd",
+        "LogicalNot",
+        "LogicalOr",
+        "Maximum",
+        "Minimum",
+        "Mul",
+        "MulNoNan",
+        "Neg",
+        "NotEqual",
+        "OnesLike",
+        "Pow",
+        "PreventGradient",
+        "RealDiv",
+        "Reciprocal",
+        "Relu",
+        "Relu6",
+        "Round",
+        "Rsqrt",
+        "Select",
+        "SelectV2",
+        "Selu",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Sinh",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Square",
+        "SquaredDifference",
+        "StopGradient",
+        "Sub",
+        "Tan",
+        "Tanh",
+        "Xdivy",
+        "Xlogy",
+        "ZerosLike",
+    ]
 )
 _REDUCTIONS = frozenset(("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min", "Prod", "Sum"))
 # The first input has the samples, and the others, like filters, have none.
 _OF_FIRST_INPUT = frozenset(
-    """AvgPool AvgPool3D BiasAdd Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D MirrorPad Pad PadV2""".split()
+    [
+        "AvgPool",
+        "AvgPool3D",
+        "BiasAdd",
+        "Conv2D",
+        "Conv3D",
+        "DepthwiseConv2dNative",
+        "MaxPool",
+        "MaxPool3D",
+        "MirrorPad",
+        "Pad",
+        "PadV2",
+    ]
 )
 _PASSIVE = frozenset(("Const", "ReadVariableOp", "Placeholder", "NoOp"))
 
@@ -152,7 +227,7 @@ def _has_several_axes(operation: Any, with_samples: List[bool]) -> bool:
 
 
 _RULES: Dict[str, Callable[[Any, List[bool]], bool]] = {
-    **{kind: _reduces_other_axes for kind in _REDUCTIONS},
+    **dict.fromkeys(_REDUCTIONS, _reduces_other_axes),
     "Reshape": _keeps_rows,
     "Tile": _has_first_constant(1),
     "Transpose": _has_first_constant(0),

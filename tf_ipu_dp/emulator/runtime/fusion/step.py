@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -18,7 +17,7 @@ from tf_ipu_dp.emulator.runtime.fusion.passes import SLICED, Passes, plan_passes
 from tf_ipu_dp.emulator.runtime.optimizer_meter import replaced
 
 # More samples in a pass gain little, and cost memory.
-_MOST_SAMPLES = int(os.environ.get('X_MOST', '128'))
+_MOST_SAMPLES = 128
 _METHODS_OF_MODEL = ("train_step", "compute_loss", "compute_metrics")
 _METHODS_OF_OPTIMIZER = ("minimize", "_compute_gradients", "compute_gradients", "_get_gradients", "get_gradients")
 # What a metric may not do with its variables in a fused pass, where they have no value of one replica.
@@ -36,6 +35,8 @@ def plan(model: Any, shape: Shape, spec: Any) -> Passes:
     rows = {each.shape[0] if each.shape.rank else None for each in tf.nest.flatten(spec)}
     size = rows.pop() if len(rows) == 1 else None
     if size is None or shape.each_step or gradient_reduction.is_deterministic() or not _qualifies(model):
+        return SLICED
+    if not layers.pays(model, size):
         return SLICED
     return plan_passes(
         micro_batch_size=size,
