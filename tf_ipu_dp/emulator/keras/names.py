@@ -10,10 +10,13 @@ from typing import Any, List
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator import keras_2, patches
 
+_PACKAGE = keras_2.package_name()
+importlib.import_module(_PACKAGE)
+keras_2.require()
 # Keras' API has several modules. Importing one after patching would replace `tf.keras` by an unpatched one.
-_KERAS = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+_KERAS = [importlib.import_module(name) for name in (_PACKAGE, "tensorflow.keras", f"{_PACKAGE}.api._v2.keras")]
 _V1_OPTIMIZERS = tf.compat.v1.keras.optimizers  # imported before patching too, since it copies names
 _NAMES, _CLASSES = "keras names", "keras optimizers"
 _OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
