@@ -66,15 +66,15 @@ find_python_of_uv() {
 # Names on the PATH may be shims that fail, so each one is tried.
 find_python() {
     local wanted=${TF_IPU_DP_PYTHON:-} pythons_in_words="3.8 to 3.13" candidates=() candidate version place
-    local give="give a Python 3.8 to 3.13, by version, command or path"
+    local give="give a Python 3.8 to 3.13, by version, command or path."
     if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
         verdict=$(check_python "$wanted")
         [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
-        echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; $give." >&2
+        echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; $give" >&2
         return 1
     fi
     if [[ -n $wanted && " $supported_pythons " != *" $wanted "* ]]; then
-        echo "$program: TF_IPU_DP_PYTHON=$wanted is not supported; $give." >&2
+        echo "$program: TF_IPU_DP_PYTHON=$wanted is not supported; $give" >&2
         return 1
     fi
     if [[ -z $wanted ]]; then
