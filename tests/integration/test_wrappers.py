@@ -354,7 +354,8 @@ def test_a_version_that_does_not_fit_gets_the_same_sentence(clone):
     code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="3.14")
     assert code == 1
     assert err == (
-        "launch/train: TF_IPU_DP_PYTHON=3.14 is not supported; give a Python 3.8 to 3.13, by version, command or path.\n"
+        "launch/train: TF_IPU_DP_PYTHON=3.14 is not supported; "
+        "give a Python 3.8 to 3.13, by version, command or path.\n"
     )
 
 

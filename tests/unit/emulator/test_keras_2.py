@@ -51,8 +51,8 @@ def test_where_keras_3_is_loaded_the_emulator_is_not_installed():
     assert done.returncode == 1
     advice = "Call emulator.install() before TensorFlow and Keras are imported, or set TF_USE_LEGACY_KERAS=1."
     assert done.stderr.splitlines()[-1] == (
-        "tf_ipu_dp.emulator.keras_2.Keras3Error: The emulator needs Keras 2, as the Poplar SDK has it, and Keras 3.15.1 is "
-        f"loaded. {advice if has_both else 'Install tf-keras, of the same release as TensorFlow.'}"
+        "tf_ipu_dp.emulator.keras_2.Keras3Error: The emulator needs Keras 2, as the Poplar SDK has it, and Keras "
+        f"3.15.1 is loaded. {advice if has_both else 'Install tf-keras, of the same release as TensorFlow.'}"
     )
 
 
