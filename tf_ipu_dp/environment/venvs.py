@@ -122,7 +122,16 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
         status.info(f"adding the missing packages to {venv.name}.")
     pins = ["-c", str(versions.of_python().constraints)]
     together, alone = versions.split_requirements(versions.requirements(versions.ROOT / "setup.cfg", extras))
-    pip(python, ["install", *pins, *together], venv, status, "Installing the packages")
+    try:
+        pip(python, ["install", *pins, *together], venv, status, "Installing the packages")
+    except SetupError as problem:
+        if "No matching distribution found for tensorflow" not in str(problem):
+            raise
+        where = f"Python {versions.python_version()} on {platform.system()} {platform.machine()}"
+        raise SetupError(
+            f"TensorFlow {versions.of_python().tensorflow} has no wheel for {where}, or the package index does not have "
+            "it. docs/platforms.md says which Pythons have one; TF_IPU_DP_PYTHON chooses another."
+        ) from problem
     if alone:
         pip(python, ["install", "--no-deps", *pins, *alone], venv, status, "Installing Keras 2")
     status.progress("testing TensorFlow")

@@ -241,3 +241,19 @@ def test_the_extra_for_pytorch_takes_the_release_that_is_installed():
     )
     least, below = (int(part.split(".")[0]) for part in line.split(";")[0].replace("torch>=", "").split(",<"))
     assert least <= int(pytorch.TORCH.partition("==")[2].split(".")[0]) < below
+
+
+def test_a_tensorflow_without_a_wheel_is_a_sentence_that_names_the_page(tmp_path, monkeypatch):
+    def fail(*_):
+        raise SetupError(
+            "Installing the packages failed: ERROR: No matching distribution found for tensorflow==2.20.0."
+        )
+
+    monkeypatch.setattr(venvs, "pip", fail)
+    with pytest.raises(SetupError) as caught:
+        installation.make("run", tmp_path / "venv", "", Status("x", io.StringIO()))
+    assert str(caught.value) == (
+        f"TensorFlow {versions.of_python().tensorflow} has no wheel for Python {versions.python_version()} on "
+        f"{platform.system()} {platform.machine()}, or the package index does not have it. "
+        "docs/platforms.md says which Pythons have one; TF_IPU_DP_PYTHON chooses another."
+    )
