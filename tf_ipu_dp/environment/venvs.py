@@ -127,10 +127,10 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     except SetupError as problem:
         if "No matching distribution found for tensorflow" not in str(problem):
             raise
-        where = f"Python {versions.python_version()} on {platform.system()} {platform.machine()}"
         raise SetupError(
-            f"TensorFlow {versions.of_python().tensorflow} has no wheel for {where}, or the package index does not have "
-            "it. docs/platforms.md says which Pythons have one; TF_IPU_DP_PYTHON chooses another."
+            f"TensorFlow {versions.of_python().tensorflow} has no wheel for Python {versions.python_version()} on "
+            f"{platform.system()} {platform.machine()}, or the package index does not have it. "
+            "docs/platforms.md says which Pythons have one; TF_IPU_DP_PYTHON chooses another."
         ) from problem
     if alone:
         pip(python, ["install", "--no-deps", *pins, *alone], venv, status, "Installing Keras 2")
