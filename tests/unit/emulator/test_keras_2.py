@@ -11,7 +11,7 @@ from tf_ipu_dp.emulator import keras_2
 
 PROGRAM = """
 import keras
-from keras.optimizers.schedules import PolynomialDecay
+from keras.optimizer_v2.learning_rate_schedule import PolynomialDecay
 from tensorflow.python import ipu
 import tensorflow as tf
 assert keras.__version__.startswith("2."), keras.__version__
