@@ -8,6 +8,9 @@
 #   TF_IPU_DP_VENV    where the environment is, in place of .venv
 #   TF_IPU_DP_CACHE   where built wheels are kept
 
+# From the best to the last: TensorFlow 2.15 (default), 2.20 (modern), 2.6 (SDK-age). tf_ipu_dp/environment/versions.py
+# has the same table.
+supported_pythons="3.11 3.10 3.9 3.12 3.13 3.8"
 : "${python_places:=/usr/local/bin /usr/bin /opt/*/bin ${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/*/bin ${HOME:-}/.local/bin ${HOME:-}/.local/share/uv/python/*/bin /opt/homebrew/bin}"
 
 # Prints "sdk" for a Python whose TensorFlow is the Poplar SDK's, "yes" for one that can make the environment, else why not.
@@ -18,27 +21,60 @@ version = "%d.%d" % sys.version_info[:2]
 spec = util.find_spec("tensorflow") if sys.version_info >= (3, 6) else None
 if spec and any(os.path.isdir(os.path.join(p, "python", "ipu")) for p in spec.submodule_search_locations or ()):
     print("sdk")
-elif not (3, 8) <= sys.version_info[:2] <= (3, 11):
+elif version not in sys.argv[1].split():
     print("is Python " + version)
 elif not (util.find_spec("venv") and util.find_spec("ensurepip")):
     print("is Python %s without venv (apt-get install python%s-venv)" % (version, version))
 else:
     print("yes")
-' 2>/dev/null || echo "does not start"
+' "$supported_pythons" 2>/dev/null || echo "does not start"
+}
+
+# Prints how to get a Python that works, by the means of this system, for a sentence.
+advise_python() {
+    if type -P apt-get >/dev/null; then
+        # Debian 11 and 12, Ubuntu 20.04 to 24.04: python3 is 3.8 to 3.12; Debian 13 has 3.13.
+        local offered
+        offered=$(apt-cache policy python3 2>/dev/null) || offered=
+        if [[ $offered =~ Candidate:\ (3\.[0-9]+) && " $supported_pythons " == *" ${BASH_REMATCH[1]} "* ]]; then
+            echo "apt-get install python3 python3-venv (Python ${BASH_REMATCH[1]})"
+            return
+        fi
+    fi
+    if type -P pyenv >/dev/null; then
+        echo "pyenv install 3.11"
+    else
+        echo "uv python install 3.11 (uv: pip install uv, or its installation page)"
+    fi
+}
+
+# Sets $base to a Python that uv has, or fetches one after saying so.
+find_python_of_uv() {
+    type -P uv >/dev/null || return 1
+    local version=${TF_IPU_DP_PYTHON:-${supported_pythons%% *}}
+    # Without a download first: what is there may be in a place that was not searched.
+    if ! base=$(uv python find --no-python-downloads "$version" 2>/dev/null); then
+        echo "$program: no Python ${TF_IPU_DP_PYTHON:-"$pythons_in_words"} was found; uv is on the PATH and gets Python $version (about 30 MB)." >&2
+        uv python install --quiet "$version" >&2 || return 1
+        base=$(uv python find --no-python-downloads "$version" 2>/dev/null) || return 1
+    fi
+    verdict=$(check_python "$base")
+    [[ $verdict == yes || $verdict == sdk ]]
 }
 
 # Sets $base to a Python that can run tf_ipu_dp.environment, and $verdict to what check_python says of it.
 # Names on the PATH may be shims that fail, so each one is tried.
 find_python() {
-    local wanted=${TF_IPU_DP_PYTHON:-} versions="3.11 3.10 3.9 3.8" candidates=() candidate version place
+    local wanted=${TF_IPU_DP_PYTHON:-} pythons_in_words="3.8 to 3.13" candidates=() candidate version place
+    local give="give a Python 3.8 to 3.13, by version, command or path."
     if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
         verdict=$(check_python "$wanted")
         [[ $verdict == yes || $verdict == sdk ]] && base=$wanted && return
-        echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; give a Python 3.8 to 3.11, by version, command or path." >&2
+        echo "$program: TF_IPU_DP_PYTHON=$wanted $verdict; $give" >&2
         return 1
     fi
-    if [[ -n $wanted && " $versions " != *" $wanted "* ]]; then
-        echo "$program: TF_IPU_DP_PYTHON=$wanted is not supported; give a Python 3.8 to 3.11, by version, command or path." >&2
+    if [[ -n $wanted && " $supported_pythons " != *" $wanted "* ]]; then
+        echo "$program: TF_IPU_DP_PYTHON=$wanted is not supported; $give" >&2
         return 1
     fi
     if [[ -z $wanted ]]; then
@@ -50,7 +86,7 @@ find_python() {
     fi
     # An existing environment keeps its Python.
     [[ -z $wanted && -x $venv/bin/python ]] && candidates+=("$venv/bin/python")
-    for version in ${wanted:-$versions}; do
+    for version in ${wanted:-$supported_pythons}; do
         candidates+=("python$version")
         for place in $python_places; do candidates+=("$place/python$version"); done
     done
@@ -62,8 +98,9 @@ find_python() {
         [[ $verdict == yes || $verdict == sdk ]] && base=$candidate && return
         seen+="${seen:+, }$candidate $verdict"
     done
-    echo "$program: no Python ${wanted:-3.8 to 3.11} was found${seen:+ ($seen)}. Install one, for example with" \
-        "apt-get install python3-venv, or set TF_IPU_DP_PYTHON to its path." >&2
+    find_python_of_uv && return
+    echo "$program: no Python ${wanted:-"$pythons_in_words"} was found${seen:+ ($seen)}. Get one with $(advise_python)," \
+        "or set TF_IPU_DP_PYTHON to the path of one." >&2
     return 1
 }
 
@@ -74,7 +111,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${TF_IPU_DP_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$PWD/$venv
 # Reading the file back drops newlines at its end, so the key has none there.
-key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_dp/environment.py)
+key="$(cksum "$root"/setup.cfg "$root"/launch/constraints/*.txt "$root"/tf_ipu_dp/environment/*.py)
 $(compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python3*/site-packages/tensorflow/python/ipu" || true)
 $(type -P python3 || true) ${VIRTUAL_ENV:-} ${POPLAR_SDK_ENABLED:-} ${TF_IPU_DP_PYTHON:-} ${PYTHONPATH:-}."
 python=$venv/bin/python

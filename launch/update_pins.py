@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from tf_ipu_dp import environment
+from tf_ipu_dp.environment import versions
 
-EXTRAS = environment.TARGETS["test"]
+EXTRAS = versions.TARGETS["test"]
 
 
 class UpdateError(Exception):
@@ -107,10 +107,10 @@ def main(words: Sequence[str]) -> int:
     setup_cfg, path = map(Path, words)
     pins = Pins.parse(path.read_text(encoding="utf-8"))
     # Horovod is built against the TensorFlow that is there, by tf_ipu_dp.environment, which pins it.
-    wanted = [line for line in environment.requirements(setup_cfg, EXTRAS) if not line.startswith("horovod")]
+    together, alone = versions.split_requirements(versions.requirements(setup_cfg, EXTRAS))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            updated = pins.updated(resolve(_make_pip(folder), wanted, pins.fixed_requirements))
+            updated = pins.updated(resolve(_make_pip(folder), [*together, *alone], pins.fixed_requirements))
     except UpdateError as error:
         print(f"update-pins: {error}", file=sys.stderr)
         return 1

@@ -76,12 +76,13 @@ def start_without_environment(program: str, wrapper: str, words: List[str]) -> N
     """
 
     def prepare() -> None:
-        from tf_ipu_dp import environment
+        from tf_ipu_dp.environment import plan_packages
+        from tf_ipu_dp.environment.status import SetupError, Status
 
-        status = environment.Status(program, sys.stderr)
+        status = Status(program, sys.stderr)
         try:
-            sys.path.insert(1, str(environment.make_small(status)))
-        except environment.SetupError as error:
+            sys.path.insert(1, str(plan_packages.get(status)))
+        except SetupError as error:
             status.info(str(error))
             sys.exit(1)
 

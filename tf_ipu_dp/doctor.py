@@ -23,6 +23,7 @@ from absl import flags
 
 from tf_ipu_dp import __version__, cli, missing_packages, sdk_calls
 from tf_ipu_dp.distributed import world
+from tf_ipu_dp.environment import versions
 
 TIMEOUT_S = 60.0
 CALL_LIMIT_S = 900.0  # of one call: compiling takes minutes
@@ -32,18 +33,18 @@ _EXAMPLES = (
 )
 GROUPS = {"Check": ("sdk",), "Output": ("json",)}
 # Releases that the test suite runs on. Others with Keras 2 may work.
-TESTED_TENSORFLOW = ("2.6", "2.15")
+TESTED_TENSORFLOW = ("2.6", "2.15", "2.20")
 
 _PROBES = {
     "tensorflow": """
-import json, tensorflow as tf
+import json, sys, tensorflow as tf
 answer = {"version": tf.__version__, "path": tf.__file__, "poplar": True, "keras": None}
 try:
     from tensorflow.python import ipu
 except ImportError:
     answer["poplar"] = False
-import keras
-answer["keras"] = keras.__version__
+# tf.keras may be another package than keras: tf_keras, from TensorFlow 2.16 on.
+answer["keras"] = sys.modules[tf.keras.Model.__module__.split(".")[0]].__version__
 print(json.dumps(answer))
 """,
     "horovod": """
@@ -179,13 +180,13 @@ def diagnose(probes: Mapping[str, Probe], environ: Mapping[str, str], python: Tu
     tensorflow, keras = _check_tensorflow(probes["tensorflow"])
     sdk = _check_sdk(probes, environ)
     emulator = _check_emulator(tensorflow, keras, probes["tensorflow"])
-    supported = (3, 8) <= python <= (3, 11)
+    supported = any(tuple(python[:2]) in each.pythons for each in versions.ALL)
     findings = [
         Finding(
             "Python",
             supported,
             f"{platform.python_version()}, {sys.executable}",
-            "" if supported else "Use Python 3.8 to 3.11: TensorFlow 2.6 and 2.15 have no wheels for other versions.",
+            "" if supported else "Use Python 3.8 to 3.13: TensorFlow 2.6, 2.15 and 2.20 have no wheels for others.",
         ),
         tensorflow,
         keras,

@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, environment, missing_packages
+from tf_ipu_dp import cli, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
@@ -35,6 +35,8 @@ from tf_ipu_dp.distributed.job import (
     read_saved_batch,
 )
 from tf_ipu_dp.distributed.job_process import JobStarter
+from tf_ipu_dp.environment import installation
+from tf_ipu_dp.environment.status import SetupError, Status
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.runs import json_files, run_folder, saved_flags
 from tf_ipu_dp.runs.plan_record import PlanRecord
@@ -209,8 +211,8 @@ def _read_allocation(launcher: str) -> List[str]:
 
 def _require_horovod(instances: int) -> None:
     try:
-        environment.require_horovod(instances, environment.Status("launch", sys.stderr))
-    except environment.SetupError as error:
+        installation.require_horovod(instances, Status("launch", sys.stderr))
+    except SetupError as error:
         raise cli.UsageError(str(error)) from error
 
 

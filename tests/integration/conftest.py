@@ -17,6 +17,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+# What .ci/run also runs in the SDK-age and the modern environment, because Python or TensorFlow decide the outcome:
+# files, or how the names of tests begin. The rest would cost minutes there and tell nothing new.
+EVERY_ENVIRONMENT = (
+    "test_emulator_command.py",
+    "test_plain_keras.py",
+    "test_programs.py",
+    "test_doctor_command.py::test_the_test_environment_is_ready",
+    "test_instances.py::test_after_kill_9_of_one_instance",
+    "test_instances.py::test_instances_that_are_asked_for_are_started",
+    "test_instances.py::test_the_same_global_batches_end_in_the_same_weights",
+    "test_popdist_programs.py::test_collectives_keep_types_sets_and_order",
+    "test_popdist_programs.py::test_two_instances_get_what_one_gets",
+    "test_training.py::test_a_pipelined_sixteen_bit_run_with_eight_bit_input_trains",
+    "test_training.py::test_a_run_leaves_its_folder_its_table_and_what_it_learned",
+    "test_training.py::test_a_signal_saves_and_the_next_start_goes_on_to_the_same_bits",
+    "test_training.py::test_the_export_is_loaded_and_asked_by_plain_tensorflow",
+    "test_training.py::test_the_same_checkpoint_scores_the_same_on_any_number_of_replicas",
+    "test_wheel.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests of this folder, and those among them that every environment runs."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+            if f"{item.path.name}::{item.name}".startswith(EVERY_ENVIRONMENT):
+                item.add_marker(pytest.mark.every_environment)
+
 
 @pytest.fixture(scope="session")
 def train(run_command):

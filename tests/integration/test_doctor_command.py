@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 
 import pytest
+
+from tf_ipu_dp.environment import versions
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def test_the_test_environment_is_ready_and_horovod_is_built_with_gloo(doctor):
     value = json.loads(done.stdout)
     assert done.returncode == 0 and value["ready"] and value["sdk"] == "emulator"
     findings = {finding["name"]: finding for finding in value["findings"]}
-    assert findings["TensorFlow"]["detail"] == ("2.15.1" if sys.version_info >= (3, 9) else "2.6.5") + ", stock"
+    assert findings["TensorFlow"]["detail"] == f"{versions.of_python().tensorflow}, stock"
     assert "0.28.1 with Gloo" in findings["Horovod"]["detail"]
     assert findings["tensorflow-datasets"]["ok"]
 

@@ -16,6 +16,7 @@ import pytest
 
 import tf_ipu_dp
 from tf_ipu_dp import __main__
+from tf_ipu_dp.environment import versions
 
 ROOT = Path(__file__).resolve().parents[2]
 # What mypy knows already comes along: checking the types of TensorFlow's callers anew would take a minute.
@@ -217,7 +218,7 @@ def test_from_an_interrupted_install_over_two_starts_at_once_to_a_tested_clone(c
     assert (bare.returncode, bare.stderr) == (0, "")
 
     # An update that cannot be had leaves the environment as it is.
-    pins = clone / "launch" / "constraints" / ("default.txt" if sys.version_info >= (3, 9) else "sdk_age.txt")
+    pins = clone / versions.of_python().constraints.relative_to(versions.ROOT)
     before = pins.read_text(encoding="utf-8")
     pins.write_text(re.sub(r"(?m)^rich==.*", "rich==13.7.0", before), encoding="utf-8")
     for _ in range(2):
@@ -274,32 +275,88 @@ def test_a_place_that_cannot_be_written_is_one_sentence(clone):
     assert "/proc/tf_ipu_dp cannot be written" in err and "Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE" in err
 
 
-def test_a_machine_without_a_suitable_python_gets_one_sentence(clone, tmp_path):
-    tools = tmp_path / "bin"
-    tools.mkdir()
+def make_tools(folder, python=None, apt=None, **scripts):
+    """A PATH with what the wrappers need, a python3 that says which version it is, and other commands."""
+    folder.mkdir(exist_ok=True)
     for name in ("bash", "env", "dirname", "cksum", "readlink"):
-        (tools / name).symlink_to(shutil.which(name))
-    (tools / "python3").write_text("#!/bin/sh\necho 'is Python 3.12'\n", encoding="utf-8")
-    (tools / "python3").chmod(0o755)
-    nothing = {"PATH": str(tools), "TF_IPU_DP_PYTHON": None, "python_places": str(tmp_path)}
-    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **nothing)
-    assert code == 1 and not out and len(err.splitlines()) == 1
-    assert "no Python 3.8 to 3.11 was found (python3 is Python 3.12)" in err and "TF_IPU_DP_PYTHON" in err
+        (folder / name).symlink_to(shutil.which(name))
+    if python:
+        scripts["python3"] = f"echo 'is Python {python}'"
+    if apt:
+        scripts.update({"apt-get": "exit 1", "apt-cache": f"echo '  Candidate: {apt}'"})
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return {"PATH": str(folder), "TF_IPU_DP_PYTHON": None, "python_places": str(folder / "nothing")}
 
 
-def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone):
-    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="/bin/false")
-    assert code == 1
+@pytest.mark.parametrize(
+    ("python", "apt", "scripts", "advice"),
+    [
+        ("3.14", "3.12.3-0ubuntu2", {}, "apt-get install python3 python3-venv (Python 3.12)"),
+        ("3.14", "3.14.0-1", {"pyenv": ""}, "pyenv install 3.11"),
+        ("3.7", None, {}, "uv python install 3.11 (uv: pip install uv, or its installation page)"),
+    ],
+)
+def test_a_machine_without_a_suitable_python_gets_one_sentence_with_how_to_get_one(
+    clone, tmp_path, python, apt, scripts, advice
+):
+    tools = make_tools(tmp_path / "bin", python, apt, **scripts)
+    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **tools)
+    assert (code, out) == (1, "")
     assert err == (
-        "launch/train: TF_IPU_DP_PYTHON=/bin/false does not start; "
-        "give a Python 3.8 to 3.11, by version, command or path.\n"
+        f"launch/train: no Python 3.8 to 3.13 was found (python3 is Python {python}). Get one with {advice}, "
+        "or set TF_IPU_DP_PYTHON to the path of one.\n"
     )
 
 
+# Finds nothing until it has installed; then the Python that runs this test.
+UV = """
+echo "$@" >> "${0%/*}/asked"
+case "$2" in
+    find) [[ -e ${0%/*}/installed ]] && echo PYTHON ;;
+    install) : > "${0%/*}/installed" ;;
+esac
+"""
+
+
+def test_where_uv_is_on_the_path_it_gets_a_python_after_that_was_said(clone, tmp_path):
+    tools = make_tools(tmp_path / "bin", "3.14", uv=UV.replace("PYTHON", os.path.realpath(sys.executable)))
+    for said in ("no Python 3.8 to 3.13 was found; uv is on the PATH and gets Python 3.11 (about 30 MB).", ""):
+        code, out, err = run(clone, "train", "--ipus=8", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **tools)
+        assert code == 0 and "replica 7  IPU 7" in out, err
+        assert err == (f"launch/train: {said}\n" if said else "")
+    asked = (tmp_path / "bin" / "asked").read_text(encoding="utf-8").splitlines()
+    find = "python find --no-python-downloads 3.11"
+    assert asked == [find, "python install --quiet 3.11", find, find]
+
+
+def test_a_uv_that_cannot_download_ends_in_the_same_sentence(clone, tmp_path):
+    tools = make_tools(tmp_path / "bin", "3.14", uv="exit 2")
+    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **tools)
+    assert (code, out) == (1, "")
+    assert "uv is on the PATH and gets Python 3.11" in err.splitlines()[0]
+    assert err.splitlines()[-1].startswith("launch/train: no Python 3.8 to 3.13 was found (python3 is Python 3.14).")
+
+
+def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone, tmp_path):
+    make_tools(tmp_path / "bin", "3.14")
+    for python, reason in (("/bin/false", "does not start"), (tmp_path / "bin" / "python3", "is Python 3.14")):
+        code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON=str(python))
+        assert code == 1
+        assert err == (
+            f"launch/train: TF_IPU_DP_PYTHON={python} {reason}; "
+            "give a Python 3.8 to 3.13, by version, command or path.\n"
+        )
+
+
 def test_a_version_that_does_not_fit_gets_the_same_sentence(clone):
-    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="3.12")
+    code, _, err = run(clone, "train", "--dry_run", TF_IPU_DP_PYTHON="3.14")
     assert code == 1
-    assert err.startswith("launch/train: TF_IPU_DP_PYTHON=3.12 is not supported; give a Python 3.8 to 3.11")
+    assert err == (
+        "launch/train: TF_IPU_DP_PYTHON=3.14 is not supported; "
+        "give a Python 3.8 to 3.13, by version, command or path.\n"
+    )
 
 
 def make_sdk_environment(path, **options):

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+# They read the sources, documents and project files: the outcome is the same in every environment.
+OF_SOURCES = (
+    "test_containers.py", "test_docs.py", "test_flag_files.py", "test_layers.py", "test_project_files.py",
+    "test_update_pins.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests that .ci/run runs in the default environment alone."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in OF_SOURCES:
+            item.add_marker(pytest.mark.sources)
 
 
 @pytest.fixture

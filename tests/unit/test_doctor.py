@@ -68,7 +68,7 @@ def test_keras_3_is_refused():
 
 
 def test_a_python_out_of_range_is_refused():
-    assert diagnose(python=(3, 12), tensorflow=STOCK)[0] is None
+    assert diagnose(python=(3, 14), tensorflow=STOCK)[0] is None
 
 
 def test_a_horovod_that_does_not_load_is_a_fault_and_a_missing_one_is_not():

@@ -14,7 +14,7 @@ import tf_ipu_dp
 
 PACKAGE = Path(tf_ipu_dp.__file__).parent
 MODULES = list(import_rules.find_modules(PACKAGE))
-HEAVY = {"tensorflow", "keras", "horovod", "numpy", "tensorflow_datasets", "matplotlib", "torch"}
+HEAVY = {"tensorflow", "keras", "tf_keras", "horovod", "numpy", "tensorflow_datasets", "matplotlib", "torch"}
 # Rooms that work on tensors. Their modules that do not are imported by commands, and so are checked with these.
 WITH_TENSORFLOW = ("tf_ipu_dp.training", "tf_ipu_dp.datasets", "tf_ipu_dp.emulator")
 # Works on arrays: numpy, but nothing heavier. What plans a job uses of it is light.

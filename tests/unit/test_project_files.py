@@ -45,3 +45,17 @@ def test_every_file_that_the_recipes_name_is_there():
     }
     assert len(named) > 15
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_what_every_environment_runs_is_a_file_or_begins_the_name_of_a_test():
+    folder = ROOT / "tests" / "integration"
+    text = (folder / "conftest.py").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^EVERY_ENVIRONMENT = \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    entries = [entry.partition("::") for entry in re.findall(r'"([^"]+)"', block)]
+    assert len(entries) > 10
+    without = [
+        (file, name)
+        for file, _, name in entries
+        if not (folder / file).exists() or f"\ndef {name}" not in (folder / file).read_text(encoding="utf-8")
+    ]
+    assert [entry for entry in without if entry[1] or not (folder / entry[0]).exists()] == []

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 
 from absl import flags
 
-from tf_ipu_dp import cli, environment
+from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import fabric_flags, measured_result, quantities, rank_job, report, results, size
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.collectives.network import EmulatedHosts
@@ -23,6 +23,8 @@ from tf_ipu_dp.collectives.protocol import Order
 from tf_ipu_dp.collectives.report_content import make_content
 from tf_ipu_dp.collectives.results import Result
 from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.environment import installation
+from tf_ipu_dp.environment.status import SetupError, Status
 from tf_ipu_dp.runs import run_folder
 
 DEFAULT_TRIALS = 200
@@ -227,8 +229,8 @@ def _out_folder(fv: flags.FlagValues) -> Optional[Path]:
 def require_horovod(ranks: int) -> None:
     """Installs Horovod into this environment if it is missing; UsageError if that is not possible."""
     try:
-        environment.require_horovod(ranks, environment.Status("collectives", sys.stderr))
-    except environment.SetupError as error:
+        installation.require_horovod(ranks, Status("collectives", sys.stderr))
+    except SetupError as error:
         raise cli.UsageError(str(error)) from error
 
 

@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import Any, Optional, Sequence
 
-from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator import keras_2, patches
 
 _SERVED = {
     "tensorflow.python.ipu": "tf_ipu_dp.emulator.sdk_api.ipu",
@@ -25,13 +25,8 @@ _SERVED = {
     "popdist": "tf_ipu_dp.emulator.sdk_api.popdist",
     "gcipuinfo": "tf_ipu_dp.emulator.sdk_api.gcipuinfo",
     "libpvti": "tf_ipu_dp.emulator.sdk_api.libpvti",
-    # Modules that Keras moved after release 2.10. Programs for Keras 2.6 import them by their old names.
-    "keras.optimizer_v2.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
-    "keras.optimizer_v2.utils": "keras.src.optimizers.utils",
-    "keras.optimizer_v2": "keras.src.optimizers.legacy",
-    # `from keras.optimizer_v2 import utils` looks the module up by the package's real name.
-    "keras.src.optimizers.legacy.learning_rate_schedule": "keras.src.optimizers.schedules.learning_rate_schedule",
-    "keras.src.optimizers.legacy.utils": "keras.src.optimizers.utils",
+    # Modules of Keras 2.6 by their old names, and Keras 2 where `keras` itself would be Keras 3.
+    **keras_2.aliases(),
 }
 # Importing one of these applies the patches: the program will run TensorFlow and Keras on the device.
 _PATCHED_ON_IMPORT = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
@@ -50,6 +45,7 @@ def install() -> None:
                 f"The emulator cannot be installed: the real {name} is imported already, from "
                 f"{getattr(module, '__file__', 'an unknown place')}. Call emulator.install() before that."
             )
+    keras_2.require()
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     patches.on_undo("import finder", functools.partial(_remove_finder, finder))
@@ -74,6 +70,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
+        keras_2.refuse_keras_3(fullname)
         for served, ours in _SERVED.items():
             if fullname == served or fullname.startswith(f"{served}."):
                 name = ours + fullname[len(served) :]

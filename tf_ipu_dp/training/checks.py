@@ -222,7 +222,7 @@ def _versions(sdk: Sdk) -> Dict[str, str]:
 def _versions_to_compare(sdk: Sdk) -> Dict[str, str]:
     """Returns the versions that all instances must share, including a checksum of this package's code."""
     found = _versions(sdk)
-    for name in ("keras", "horovod", "tensorflow-datasets"):
+    for name in ("keras", "tf-keras", "horovod", "tensorflow-datasets"):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
             found[name] = importlib_metadata.version(name)
     code = 0

@@ -21,9 +21,10 @@ import os, sys, threading
 import numpy as np
 import tensorflow as tf
 from tf_ipu_dp import emulator
-from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator import keras_2, patches
 
-for name in ("keras", "tensorflow.keras", "keras.api._v2.keras"):  # as programs know it
+KERAS = keras_2.package_name()
+for name in (KERAS, "tensorflow.keras", f"{KERAS}.api._v2.keras"):  # as programs know it
     __import__(name)
 
 
@@ -41,10 +42,10 @@ def snapshot():
     # All attributes of all modules of TensorFlow and Keras, and of all their classes.
     owners = {}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("tensorflow", "keras") and module is not None:
+        if name.split(".")[0] in ("tensorflow", KERAS) and module is not None:
             owners[id(module)] = (name, module)
             for value in list(vars(module).values()):
-                if isinstance(value, type) and value.__module__.split(".")[0] in ("tensorflow", "keras"):
+                if isinstance(value, type) and value.__module__.split(".")[0] in ("tensorflow", KERAS):
                     owners[id(value)] = (f"{value.__module__}.{value.__qualname__}", value)
     found = {(name, key): value for name, owner in owners.values() for key, value in list(vars(owner).items())}
     return {key: value for key, value in found.items() if "LazyLoader" not in type(value).__name__}

@@ -66,6 +66,7 @@ def test_without_a_launcher_every_problem_comes_with_fixes_that_its_text_shows(g
                     assert value is None or str(value) in str(problem)
 
 
+@pytest.mark.slow
 def test_thousands_of_random_command_lines_end_in_a_plan_or_in_sentences():
     rng = random.Random(20)
     names = [name for names in train_flags.GROUPS.values() for name in names] + [

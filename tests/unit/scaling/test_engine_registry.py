@@ -11,7 +11,7 @@ import absl
 import pytest
 
 import tf_ipu_dp
-from tf_ipu_dp import environment
+from tf_ipu_dp.environment import versions
 from tf_ipu_dp.scaling.engines import registry
 
 ASK = "import sys; from tf_ipu_dp.scaling.engines import registry; print(registry.missing(sys.argv[1]))"
@@ -63,7 +63,7 @@ def test_mpi_needs_mpirun(monkeypatch, tmp_path):
 
 def test_every_command_that_installs_an_engine_exists():
     commands = {engine.installed_by for engine in registry.ENGINES.values()} - {""}
-    assert {command.rpartition(" ")[2] for command in commands} <= {*environment.TARGETS, *environment.ADDED}
+    assert {command.rpartition(" ")[2] for command in commands} <= {*versions.TARGETS, *versions.ADDED}
 
 
 def test_asking_for_engines_imports_none():

@@ -10,10 +10,13 @@ from typing import Any, List
 
 import tensorflow as tf
 
-from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator import keras_2, patches
 
+_PACKAGE = keras_2.package_name()
+importlib.import_module(_PACKAGE)
+keras_2.require()
 # Keras' API has several modules. Importing one after patching would replace `tf.keras` by an unpatched one.
-_KERAS = [importlib.import_module(name) for name in ("keras", "tensorflow.keras", "keras.api._v2.keras")]
+_KERAS = [importlib.import_module(name) for name in (_PACKAGE, "tensorflow.keras", f"{_PACKAGE}.api._v2.keras")]
 _V1_OPTIMIZERS = tf.compat.v1.keras.optimizers  # imported before patching too, since it copies names
 _NAMES, _CLASSES = "keras names", "keras optimizers"
 _OPTIMIZERS = ("Optimizer", "SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl")
@@ -27,9 +30,19 @@ def add_to_keras(keras_ipu: Any) -> None:
     modules = list({id(module): module for module in (*_KERAS, tf.keras)}.values())
     for module in modules:
         patches.set_attribute(_NAMES, module, "ipu", keras_ipu)
+    patches.set_attribute(_NAMES, _KERAS[0], "__getattr__", _explain_missing)
     legacy = getattr(tf.keras.optimizers, "legacy", None)
     if legacy is not None:
         _add_legacy_optimizers([module.optimizers for module in modules], legacy)
+
+
+def _explain_missing(name: str) -> Any:
+    """What Python calls for a name that the package `keras` does not have."""
+    try:
+        keras_2.refuse_keras_3(f"keras.{name}")
+    except keras_2.Keras3Error as error:
+        raise AttributeError(str(error)) from None
+    raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
 
 
 def _add_legacy_optimizers(modules: List[Any], legacy: Any) -> None:

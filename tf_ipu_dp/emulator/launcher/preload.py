@@ -3,7 +3,8 @@
 The import takes seconds of a core, which the instances would all spend at the same time. A fork looks to the program
 like a fresh Python (`forked_program`). Where it would notice a difference, every instance starts its own Python: with
 another Python or Python options, a start-up hook of the user, a program without TensorFlow, or one that sets variables
-that TensorFlow reads as it is imported. Linux only; IPU_EMULATOR_PRELOAD=0 turns it off.
+that TensorFlow reads as it is imported. Linux only, and up to Python 3.11: later ones call a fork of a process with
+threads deprecated, and poprun has threads by then. IPU_EMULATOR_PRELOAD=0 turns it off.
 
 A program can name additional modules in a comment line of its source:
 
@@ -34,6 +35,7 @@ MODULES = (
     "tf_ipu_dp.emulator.sdk_api.ipu", "tf_ipu_dp.emulator.keras.models", "tf_ipu_dp.emulator.runtime.execution",
     "tf_ipu_dp.emulator.sdk_api.ipu.distributed.popdist_strategy",
 )  # fmt: skip
+CAN_FORK_WITH_THREADS = sys.platform == "linux" and sys.version_info < (3, 12)
 _DECLARATION = re.compile(r"^# poprun preloads: *([\w.]+(?:, *[\w.]+)*) *$", re.MULTILINE)
 # Read by the libraries as they are imported, so it must be the same for all instances of a host.
 _READ_AT_IMPORT = ("OMP_", "KMP_", "MKL_", "OPENBLAS_", "TF_", "HOROVOD_", "PYTHON", "LD_", "CUDA_")
@@ -46,7 +48,7 @@ _APPLIED_AFTER_FORK = ("PYTHONPATH", "PYTHONUNBUFFERED")
 def can_fork(words: Sequence[str], environs: Sequence[Mapping[str, str]]) -> bool:
     """Whether instances of a program can be forks: they start faster, and would not notice a difference."""
     switches = (os.environ.get(SWITCH), *(environ.get(SWITCH) for environ in environs[:1]))
-    if len(environs) < 2 or sys.platform != "linux" or "0" in switches:
+    if len(environs) < 2 or not CAN_FORK_WITH_THREADS or "0" in switches:
         return False
     at_import = [{name: environ.get(name) for name in environ if _is_read_at_import(name)} for environ in environs]
     path = environs[0].get("PYTHONPATH", "")

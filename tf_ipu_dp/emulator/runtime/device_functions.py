@@ -17,7 +17,7 @@ try:
 except ImportError:  # before TensorFlow 2.11
     function_context = None
 
-from tf_ipu_dp.emulator import patches
+from tf_ipu_dp.emulator import keras_2, patches
 from tf_ipu_dp.emulator.runtime import batch_norm, feeds, instances, random_numbers, replicas
 from tf_ipu_dp.emulator.runtime.concurrent_function import ConcurrentFunction
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
@@ -44,7 +44,8 @@ def is_traced(fn: Any) -> bool:
 
 def run_in_graph(strategy: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
     """Runs a function as a part of the graph around it."""
-    by_keras = getattr(fn, "__module__", "").startswith("keras.")  # it runs a model that was made outside the scope
+    # It runs a model that was made outside the scope.
+    by_keras = getattr(fn, "__module__", "").startswith(f"{keras_2.package_name()}.")
     if replicas.current() is None and not by_keras:
         if strategy.ipus() > 1:
             return _run_concurrently_in_graph(strategy, fn, tuple(args), kwargs or {})

@@ -153,6 +153,8 @@ def test_a_forked_worker_does_not_keep_its_dead_parents_ipus(partition, environ)
         process.stdin.close()
 
 
+# A user's program may fork at any time, from Python 3.12 on with this warning.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_cannot_give_its_parents_ipus_back(partition):
     attachment = partition.attach(count=2)
     worker = os.fork()

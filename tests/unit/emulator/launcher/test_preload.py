@@ -55,6 +55,11 @@ kept = Kept()
 """
 
 
+with_forks = pytest.mark.skipif(
+    not preload.CAN_FORK_WITH_THREADS, reason="this Python calls forks of a process with threads deprecated"
+)
+
+
 @pytest.fixture
 def program(tmp_path):
     path = tmp_path / "program.py"
@@ -74,6 +79,7 @@ def run(program, how, preload, module=False):
     return done.returncode, sorted(done.stdout.splitlines()), sorted(tagged)
 
 
+@with_forks
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "module"), [("3", True), ("raise", False)])
 def test_a_fork_sees_what_a_fresh_python_sees_and_ends_as_it_does(program, environs, how, module):
@@ -86,7 +92,8 @@ def test_a_fork_sees_what_a_fresh_python_sees_and_ends_as_it_does(program, envir
 
 
 @pytest.fixture
-def environs():
+def environs(monkeypatch):
+    monkeypatch.setattr(preload, "CAN_FORK_WITH_THREADS", True)  # the other conditions hold for every Python
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return [{**os.environ, "PATH": path, "RANK": str(rank)} for rank in range(2)]
 
@@ -154,6 +161,11 @@ def test_a_program_declares_modules_to_preload_and_may_then_set_what_tensorflow_
     assert preload.declared_modules("x = 1  # poprun preloads: nothing") == ()
 
 
+def test_a_python_that_calls_forks_with_threads_deprecated_starts_every_instance_afresh(environs, monkeypatch):
+    monkeypatch.setattr(preload, "CAN_FORK_WITH_THREADS", False)
+    assert not preload.can_fork(["python3", "-c", "import tensorflow"], environs)
+
+
 def test_the_modules_to_preload_exist():
     declared = preload.declared_modules(Path(train.__file__).read_text(encoding="utf-8"))
     own = [name for name in preload.MODULES if name.startswith("tf_ipu_dp")]
@@ -161,6 +173,7 @@ def test_the_modules_to_preload_exist():
     assert not [name for name in (*declared, *own) if find_spec(name) is None]
 
 
+@with_forks
 @pytest.mark.slow
 def test_declared_modules_beside_a_program_are_imported_once_by_poprun(tmp_path):
     (tmp_path / "own_module.py").write_text("import os\nimported_by = os.getpid()\n", encoding="utf-8")

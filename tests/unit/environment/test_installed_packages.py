@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tf_ipu_dp import installed_packages
+from tf_ipu_dp.environment import installed_packages
 
 
 @pytest.fixture
