@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 # Instances that hang as in Horovod's init: they write their addresses, and never connect to each other.
 PROGRAM = """
-import http.client, os, sys, threading
+import os, sys, threading, urllib.request
 from pathlib import Path
 
 rank = os.environ["HOROVOD_RANK"]
@@ -23,9 +23,8 @@ starts = Path(sys.argv[1])
 (starts / f"{rank}-{len(list(starts.glob(rank + '-*')))}").touch()
 if len(list(starts.glob(rank + "-*"))) <= int(sys.argv[2]):
     address, port = (os.environ["HOROVOD_GLOO_RENDEZVOUS_" + name] for name in ("ADDR", "PORT"))
-    server = http.client.HTTPConnection(address, int(port))
-    server.request("PUT", "/global/" + rank, b"address")
-    server.getresponse().read()
+    url = "http://" + address + ":" + port + "/global/" + rank  # as Horovod does it
+    urllib.request.urlopen(urllib.request.Request(url, b"address", method="PUT")).read()
     threading.Event().wait()
 
 import horovod.tensorflow as hvd

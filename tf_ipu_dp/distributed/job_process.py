@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tf_ipu_dp.runs import json_files
 
 # By which the leader finds the terminal that shows its output.
 TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
+_RENDEZVOUS_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
 _OUTPUT_TIMEOUT_S = 15.0
 _MAX_LAUNCHER_LINES = 50
 _PR_SET_PDEATHSIG = 1
@@ -70,6 +72,8 @@ class JobStarter:
             report = Path(folder) / "report.json"
             shown = {} if output is not None else self._terminal_variables(job)
             given = {**os.environ, **(environ or {}), **shown, **command.environ, "IPU_EMULATOR_REPORT": str(report)}
+            if _RENDEZVOUS_VARIABLE in command.environ:
+                given[_RENDEZVOUS_VARIABLE] += f"/{secrets.token_hex(16)}"  # which instance 0 asks the others for
             with _SignalForwarder(self._request_stop) as forwarder:
                 process = subprocess.Popen(
                     list(command.words),

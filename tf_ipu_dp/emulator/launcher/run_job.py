@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
+import secrets
 import shlex
 import socket
 import sys
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from tf_ipu_dp.emulator import popdist_variables
 from tf_ipu_dp.emulator.launcher import (
@@ -25,6 +27,7 @@ from tf_ipu_dp.emulator.launcher import (
 from tf_ipu_dp.emulator.launcher.host_job import HostJob, forwarded_variables, inherited_environment
 from tf_ipu_dp.emulator.launcher.job import Job, render_topology
 from tf_ipu_dp.emulator.launcher.remote_host import RemoteHost
+from tf_ipu_dp.emulator.launcher.rendezvous_server import Server
 
 # Defaults, which the user's environment overrides.
 _HOROVOD = {
@@ -76,11 +79,13 @@ def _run_once(
             for each in remote.values():
                 each.wait_until_ready()
         addresses = _Addresses(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
-        server = _start_server(job, events, for_other_hosts=bool(remote))
+        secret = secrets.token_hex(16)
+        server = _start_server(job, events, addresses, secret)
         hosts: List[processes.HostProcesses] = []
         for host in job.hosts:
             address = (addresses.server_of(host), server.port) if server is not None else None
-            connection = rendezvous.variables(*address, addresses.interface_of(host), host) if address else {}
+            interface = addresses.interface_of(host)
+            connection = rendezvous.variables(*address, interface, host, secret) if address else {}
             task = _make_host_job(options, job, host, host in remote, connection)
             if host in remote:
                 taken = [socket.gethostname(), *(each.hostname for name, each in remote.items() if name != host)]
@@ -90,7 +95,7 @@ def _run_once(
             else:
                 hosts.append(processes.LocalProcesses(host, task.commands(inherited_environment()), output, events))
             if options.is_on("verbose"):
-                sys.stderr.write(_render_commands(host, task))
+                sys.stderr.write(_render_commands(host, task).replace(secret, "SECRET"))
         failure = supervisor.supervise(hosts, events)
     except OSError as error:
         raise poprun_options.OptionError(f"{options.program[0]} cannot be started ({error.strerror}).") from error
@@ -121,6 +126,7 @@ class _Addresses:
     def __init__(self, job: Job, remote: Mapping[str, RemoteHost], subnet: str) -> None:
         self._interface = dict.fromkeys(job.hosts, network.LOOPBACK_INTERFACE)
         self._server = dict.fromkeys(job.hosts, network.LOOPBACK)
+        self._announced = {each.address for host in remote.values() for each in host.interfaces}
         if not remote:
             return
         ours = network.read_interfaces()
@@ -137,12 +143,22 @@ class _Addresses:
         """Returns the address of this machine as seen from a host."""
         return self._server[host]
 
+    @property
+    def of_server(self) -> List[str]:
+        """Returns the addresses of this machine that the instances of the job connect to."""
+        return sorted(set(self._server.values()))
+
+    @property
+    def of_job(self) -> Set[str]:
+        """Returns the addresses that instances of the job may connect from."""
+        return {*self._server.values(), *self._announced}
+
     def interface_of(self, host: str) -> str:
         """Returns the interface that the host's instances use."""
         return self._interface[host]
 
 
-def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) -> Optional[rendezvous.Server]:
+def _start_server(job: Job, events: supervisor.Events, addresses: _Addresses, secret: str) -> Optional[Server]:
     """Returns the rendezvous server; None for a single instance, which needs none."""
     if job.instances == 1:
         return None
@@ -161,9 +177,16 @@ def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) ->
 
     try:
         slots = [(host, job.instances_per_host) for host in job.hosts]
-        address = "" if for_other_hosts else network.LOOPBACK
         watch = connection_watch.ConnectionWatch(job.instances, timeout_s, on_timeout)
-        return rendezvous.Server(slots, address, on_exit_notice=events.exiting, watch=watch)
+        importlib.import_module("horovod")
+        return Server(
+            slots,
+            addresses.of_server,
+            secret=secret,
+            peers=addresses.of_job,
+            on_exit_notice=events.exiting,
+            watch=watch,
+        )
     except ImportError as error:
         raise poprun_options.OptionError(
             f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "
