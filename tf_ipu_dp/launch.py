@@ -7,6 +7,11 @@ mpirun. After a failure it names the instance that failed first, and restarts th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before other modules are imported, so that a signal during their import is one line
+    from tf_ipu_dp import early_signals
+
+    early_signals.exit_in_one_line("launch", "the instances were started")
+
 import contextlib
 import dataclasses
 import json
@@ -22,7 +27,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, environment, missing_packages
+from tf_ipu_dp import cli, early_signals, environment, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
@@ -276,4 +281,5 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
+    early_signals.raise_interrupted()
     sys.exit(cli.run("launch", lambda: main(sys.argv[1:]), sys.stderr))

@@ -62,6 +62,11 @@ class ConnectionWatch:
                 self._was_connected = True
                 self._stop()
 
+    def is_connecting(self) -> bool:
+        """Whether instances wait in Horovod's init for the others."""
+        with self._lock:
+            return bool(self._arrived)
+
     def close(self) -> None:
         """Ends the watch."""
         with self._lock:

@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 import uuid
-from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set
 
-from tf_ipu_dp.emulator.launcher import forked_program, orphans, preload
+from tf_ipu_dp.emulator.launcher import forked_program, orphans, preload, stop_signals
+from tf_ipu_dp.emulator.launcher.preloading import Preloading
 
 FAILURE_GRACE_S = 3.0  # between SIGTERM and SIGKILL, when another process has failed
 _CHUNK_BYTES = 1 << 16
@@ -72,6 +73,12 @@ class HostProcesses(Protocol):
     host: str
     indices: List[int]
 
+    def prepare(self) -> None:
+        """Begins with what takes time before processes can be started."""
+
+    def is_prepared(self) -> bool:
+        """Whether `start` can be called."""
+
     def start(self) -> None:
         """Starts them all."""
 
@@ -97,15 +104,24 @@ class LocalProcesses:
         self._processes: Dict[int, Any] = {}
         self._readers: List[threading.Thread] = []
         self._mark = uuid.uuid4().hex
+        self._preloading: Optional[Preloading] = None
         self._reaper: Any = None
         self._is_closing = threading.Event()
 
-    def start(self) -> None:
-        """Starts them all. The thread that calls it must outlive them: they are killed when it ends."""
+    def prepare(self) -> None:
+        """Begins to import what they share, if they can be forks of this process."""
         environs = [self._with_mark(command) for command in self._commands.values()]
         words = [list(command.words) for command in self._commands.values()]
-        use_fork = all(each == words[0] for each in words) and preload.can_fork(words[0], environs)
-        use_fork = use_fork and preload.preload(words[0], environs[0])
+        if all(each == words[0] for each in words) and preload.can_fork(words[0], environs):
+            self._preloading = Preloading(words[0], environs[0])
+
+    def is_prepared(self) -> bool:
+        """Whether the import is done, or not needed."""
+        return self._preloading is None or self._preloading.is_done()
+
+    def start(self) -> None:
+        """Starts them all. The thread that calls it must outlive them: they are killed when it ends."""
+        use_fork = self._preloading is not None and self._preloading.can_fork()
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", orphans.__file__, self._mark],
             stdin=subprocess.PIPE,
@@ -130,8 +146,12 @@ class LocalProcesses:
         """
         for process in self._processes.values():
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                try:
                     os.killpg(process.pid, number)
+                except ProcessLookupError:  # a fork that does not lead its group yet
+                    _send_signal(process.pid, number)
+                except PermissionError:
+                    continue
         if number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self._find_escaped():
                 _send_signal(pid, number)
@@ -141,6 +161,9 @@ class LocalProcesses:
 
         Children that have left the process groups always get SIGTERM, and at most FAILURE_GRACE_S to end.
         """
+        if not self.is_prepared():
+            assert self._preloading is not None
+            self._preloading.abandon()
         began, signalled = time.monotonic(), set()
         left = orphans.find(self._mark) if self._processes else []
         while left:
@@ -171,20 +194,21 @@ class LocalProcesses:
 
     def _start(self, command: Command, use_fork: bool) -> Any:
         environ = self._with_mark(command)
-        # It makes two system calls and takes no lock, so it is safe although other threads are running.
-        prepare_child = _make_prepare_child(command.cpus, os.getpid())
-        if use_fork:
-            return forked_program.fork(command.words, environ, command.directory, prepare_child)
-        return subprocess.Popen(
-            list(command.words),
-            env=environ,
-            cwd=command.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=prepare_child,  # noqa: PLW1509
-        )
+        with stop_signals.blocked() as mask:
+            # It makes few system calls and takes no lock, so it is safe although other threads are running.
+            prepare_child = _make_prepare_child(command.cpus, os.getpid(), mask)
+            if use_fork:
+                return forked_program.fork(command.words, environ, command.directory, prepare_child)
+            return subprocess.Popen(
+                list(command.words),
+                env=environ,
+                cwd=command.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=prepare_child,  # noqa: PLW1509
+            )
 
     def _find_escaped(self) -> List[int]:
         """Returns the processes of the job that have left the process groups of its instances."""
@@ -222,10 +246,11 @@ def _process_group(pid: int) -> int:
         return 0
 
 
-def _make_prepare_child(cpus: Optional[Sequence[int]], parent: int) -> Callable[[], None]:
+def _make_prepare_child(cpus: Optional[Sequence[int]], parent: int, mask: Set[int]) -> Callable[[], None]:
     """Returns what a child does before it runs the program: it is killed when its parent ends, and pinned to cores."""
 
     def prepare_child() -> None:
+        stop_signals.restore_in_child(mask)
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:

@@ -84,10 +84,17 @@ class RemoteHost:
         """Sets what the host runs."""
         self._job, self.indices = job, list(job.instances)
 
-    def start(self) -> None:
-        """Starts the processes. A failure to start them is reported as an event."""
+    def prepare(self) -> None:
+        """Starts the processes, when the agent has prepared them. A failure to start them is reported as an event."""
         assert self._job is not None
         self._send("job", self._job.to_json())
+
+    def is_prepared(self) -> bool:
+        """Nothing is left to wait for."""
+        return True
+
+    def start(self) -> None:
+        """Does nothing: the agent starts them."""
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to every process."""

@@ -24,6 +24,7 @@ from tf_ipu_dp.emulator.launcher import (
     supervisor,
     tagged_output,
 )
+from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
 from tf_ipu_dp.emulator.launcher.host_job import HostJob, forwarded_variables, inherited_environment
 from tf_ipu_dp.emulator.launcher.job import Job, render_topology
 from tf_ipu_dp.emulator.launcher.remote_host import RemoteHost
@@ -63,7 +64,9 @@ def _run_once(
 ) -> Tuple[Optional[supervisor.Failure], tagged_output.TaggedOutput]:
     """Starts the instances and waits for their end; returns the first failure and their output."""
     events = supervisor.Events()
-    streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    # What is written to file descriptor 2 itself is dropped while modules are preloaded.
+    own_stderr = os.fdopen(os.dup(sys.stderr.fileno()), "wb")
+    streams = {"stdout": sys.stdout.buffer, "stderr": own_stderr}
     untagged = os.environ.get(UNTAGGED_VARIABLE, "")
     output = tagged_output.TaggedOutput(
         streams, only_output_from, events.output_closed, int(untagged) if untagged.isdecimal() else None
@@ -80,7 +83,8 @@ def _run_once(
                 each.wait_until_ready()
         addresses = _Addresses(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
         secret = secrets.token_hex(16)
-        server = _start_server(job, events, addresses, secret)
+        watch = _watch_connections(job, events)
+        server = _start_server(job, events, addresses, secret, watch)
         hosts: List[processes.HostProcesses] = []
         for host in job.hosts:
             address = (addresses.server_of(host), server.port) if server is not None else None
@@ -96,7 +100,7 @@ def _run_once(
                 hosts.append(processes.LocalProcesses(host, task.commands(inherited_environment()), output, events))
             if options.is_on("verbose"):
                 sys.stderr.write(_render_commands(host, task).replace(secret, "SECRET"))
-        failure = supervisor.supervise(hosts, events)
+        failure = supervisor.supervise(hosts, events, watch.is_connecting)
     except OSError as error:
         raise poprun_options.OptionError(f"{options.program[0]} cannot be started ({error.strerror}).") from error
     finally:
@@ -111,7 +115,9 @@ def _report_end(job: Job, output: tagged_output.TaggedOutput, failure: Optional[
     """Reports which instance or host failed, if one did, and returns the exit status."""
     if failure is None:
         return 0
-    if failure.exit is not None:
+    if failure.exit is None and failure.reason:
+        print(f"poprun: {failure.reason}", file=sys.stderr)
+    elif failure.exit is not None:
         instance = failure.exit.index
         output.show_last_lines(instance)
         sentence = failure_report.render(failure, instances=job.instances, hosts=len(job.hosts))
@@ -158,10 +164,8 @@ class _Addresses:
         return self._interface[host]
 
 
-def _start_server(job: Job, events: supervisor.Events, addresses: _Addresses, secret: str) -> Optional[Server]:
-    """Returns the rendezvous server; None for a single instance, which needs none."""
-    if job.instances == 1:
-        return None
+def _watch_connections(job: Job, events: supervisor.Events) -> ConnectionWatch:
+    """Returns the watch that notices instances which do not connect to each other."""
     try:
         timeout_s = connection_watch.read_timeout_s(os.environ)
     except ValueError as error:
@@ -175,23 +179,26 @@ def _start_server(job: Job, events: supervisor.Events, addresses: _Addresses, se
         first = processes.Exit(0, 1)
         events.not_connected(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
 
+    return ConnectionWatch(job.instances, timeout_s, on_timeout)
+
+
+def _start_server(
+    job: Job, events: supervisor.Events, addresses: _Addresses, secret: str, watch: ConnectionWatch
+) -> Optional[Server]:
+    """Returns the rendezvous server; None for a single instance, which needs none."""
+    if job.instances == 1:
+        return None
     try:
-        slots = [(host, job.instances_per_host) for host in job.hosts]
-        watch = connection_watch.ConnectionWatch(job.instances, timeout_s, on_timeout)
         importlib.import_module("horovod")
-        return Server(
-            slots,
-            addresses.of_server,
-            secret=secret,
-            peers=addresses.of_job,
-            on_exit_notice=events.exiting,
-            watch=watch,
-        )
     except ImportError as error:
         raise poprun_options.OptionError(
             f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "
             "Use --num-instances 1, or install it with python -m tf_ipu_dp.environment distributed."
         ) from error
+    slots = [(host, job.instances_per_host) for host in job.hosts]
+    return Server(
+        slots, addresses.of_server, secret=secret, peers=addresses.of_job, on_exit_notice=events.exiting, watch=watch
+    )
 
 
 def _make_host_job(

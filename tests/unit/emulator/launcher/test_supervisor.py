@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -31,3 +33,34 @@ def test_without_an_event_the_wait_ends_at_its_timeout(events):
     assert events.next(0.3) == ("", None)
     events.output_closed()
     assert events.next(None) == ("output_closed", None)
+
+
+FORKING = """
+import os, signal, sys
+from tf_ipu_dp.emulator.launcher import processes, stop_signals, supervisor
+
+events = supervisor.Events()
+signal.signal(signal.SIGTERM, events.signalled)
+reading, writing = os.pipe()
+restore = stop_signals.restore_in_child
+
+def wait_and_restore(mask):
+    os.read(reading, 1)  # the child, which has the handlers of its parent and does not lead its group yet
+    restore(mask)
+
+stop_signals.restore_in_child = wait_and_restore
+command = processes.Command([sys.executable, "-c", "print('the program runs')"], dict(os.environ))
+local = processes.LocalProcesses("", {0: command}, None, events)
+local._preloading = type("Preloaded", (), {"is_done": lambda self: True, "can_fork": lambda self: True})()
+local._output = type("Output", (), {"write": lambda self, *given: print(given), "finish": lambda self, *given: None})()
+local.start()
+local.send_signal(signal.SIGTERM)
+os.write(writing, b"x")
+print(events.next(60.0), flush=True)
+local.close(0.0, terminate=False)
+"""
+
+
+def test_a_fork_that_has_not_set_its_handlers_yet_does_not_swallow_a_signal():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "('exited', Exit(index=0, status=143, by_signal=15))\n", done.stdout + done.stderr
