@@ -258,8 +258,9 @@ def _make_flags() -> flags.FlagValues:
     )
     flags.DEFINE_integer(
         "max_restarts", 0,
-        "How often to restart from the last good checkpoint after a failure: on the same instances, or on fewer with "
-        "the same global batch when a host is lost or an instance fails twice.", lower_bound=0, flag_values=fv,
+        "How often in a row to restart from the last good checkpoint after a failure; a newer checkpoint resets the "
+        "count. On the same instances; on fewer with the same global batch if a host is lost, and as the last restart.",
+        lower_bound=0, flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_bool(
         "verify", False,

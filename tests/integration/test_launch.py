@@ -110,7 +110,7 @@ def test_on_a_terminal_the_leader_has_a_bar_and_no_tag(tmp_path):
     assert "tf_ipu_dp " in text and "Throughput" in text
 
 
-def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_second_and_ends_in_the_same_weights(
+def test_a_job_that_makes_progress_is_restarted_after_every_failure_and_ends_in_the_same_weights(
     tmp_path, monkeypatch, undisturbed, start, pids_of, steps_of, wait_for_checkpoint, wait_until
 ):
     def restarted_pid(folder, before):
@@ -121,7 +121,7 @@ def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_secon
     (tmp_path / "sitecustomize.py").write_text(FAILS_WHEN_TOLD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     folder = tmp_path / "run"
-    process = start("--instances=2", "--max_restarts=3", "--", *JOB, "--time_limit=1h", f"--run_dir={folder}")
+    process = start("--instances=2", "--max_restarts=1", "--", *JOB, "--time_limit=1h", f"--run_dir={folder}")
     first = wait_for_checkpoint(folder, process)
     failing = pids_of(folder)[1]
     os.kill(failing, signal.SIGUSR1)
@@ -142,13 +142,12 @@ def test_a_job_is_restarted_after_a_failure_and_on_fewer_instances_after_a_secon
     again = [line for line in said(err) if "restarting" in line]
     assert re.fullmatch(
         r"launch: instance 1 on \S+ failed; restarting from step \d+ on 2 instances x 2 replicas\. "
-        r"Restart 1 of 3\.",
+        r"Restart 1 of 1\.",
         again[0],
     )
     assert re.fullmatch(
-        r"launch: instance 1 on \S+ was killed by SIGKILL; instance 1 failed twice in a row; restarting "
-        r"from step \d+ on 1 instance x 2 replicas, accumulation 2 instead of 1 \(global batch 32 kept\)\. "
-        r"Restart 2 of 3\.",
+        r"launch: instance 1 on \S+ was killed by SIGKILL; restarting from step \d+ on 2 instances x 2 replicas\. "
+        r"Restart 1 of 1\.",
         again[1],
     )
     assert [int(re.search(r"from step (\d+)", line)[1]) for line in again] >= [first, second]
