@@ -172,6 +172,25 @@ def test_a_stalled_instance_is_named_and_the_job_restarted_to_the_same_weights(
     assert_same_weights(undisturbed, folder, 1e-5)
 
 
+def test_a_job_whose_instances_are_all_stopped_is_ended_and_resumed_to_the_same_weights(
+    tmp_path, undisturbed, start, pids_of, wait_for_checkpoint
+):
+    """None of them can report it: poprun does."""
+    folder = tmp_path / "run"
+    process = start("--instances=2", "--max_restarts=1", "--", *JOB, "--stall_timeout=6s", f"--run_dir={folder}")
+    wait_for_checkpoint(folder, process)
+    for pid in pids_of(folder):
+        os.kill(pid, signal.SIGSTOP)
+    code, _, err = finish(process)
+    assert code == 0, err
+    again = [line for line in said(err) if "restarting" in line]
+    assert len(again) == 1 and re.match(
+        r"launch: instance 0 \(pid \d+\) has been stopped for \d+ s, by SIGSTOP or a debugger; restarting from step ",
+        again[0],
+    ), err
+    assert_same_weights(undisturbed, folder, 1e-5)
+
+
 def test_a_signal_lets_the_job_save_and_horovodrun_goes_on_from_there_to_the_same_weights(
     tmp_path, undisturbed, start, wait_for_checkpoint
 ):

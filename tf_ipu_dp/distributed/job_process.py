@@ -26,6 +26,7 @@ from tf_ipu_dp.runs import json_files
 
 # By which the leader finds the terminal that shows its output.
 TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
+_STALL_VARIABLE = "IPU_EMULATOR_STALL_TIMEOUT"
 _RENDEZVOUS_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
 _OUTPUT_TIMEOUT_S = 15.0
 _MAX_LAUNCHER_LINES = 50
@@ -74,6 +75,8 @@ class JobStarter:
             report = Path(folder) / "report.json"
             shown = {} if output is not None else self._terminal_variables(job)
             given = {**os.environ, **(environ or {}), **shown, **command.environ, "IPU_EMULATOR_REPORT": str(report)}
+            if self.launcher == "emulator" and job.config.stall_timeout.seconds:
+                given[_STALL_VARIABLE] = str(job.config.stall_timeout.seconds)
             if _RENDEZVOUS_VARIABLE in command.environ:
                 given[_RENDEZVOUS_VARIABLE] += f"/{secrets.token_hex(16)}"  # which instance 0 asks the others for
             with _SignalForwarder(self._request_stop) as forwarder:

@@ -81,6 +81,10 @@ class HostAgent:
         """Forwards the exit of a process."""
         self._send("exited", [ended.index, ended.status, ended.by_signal])
 
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Forwards that a process has been stopped for some time."""
+        self._send("stopped", [index, pid, seconds])
+
     def _prepare(self, job: HostJob) -> None:
         problem = network.why_unreachable(job.server, _SERVER_TIMEOUT_S)
         if problem:
@@ -93,7 +97,9 @@ class HostAgent:
             )
             return
         self._program, self._server = job.program[0], job.server
-        self._processes = processes.LocalProcesses("", job.commands(inherited_environment()), self, self)
+        self._processes = processes.LocalProcesses(
+            "", job.commands(inherited_environment()), self, self, job.stall_timeout_s
+        )
         self._unstarted = self._processes
         self._unstarted.prepare()
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set
 
 from tf_ipu_dp.emulator.launcher import forked_program, orphans, preload, stop_signals
@@ -21,6 +22,8 @@ from tf_ipu_dp.emulator.launcher.preloading import Preloading
 FAILURE_GRACE_S = 3.0  # between SIGTERM and SIGKILL, when another process has failed
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.02
+_STATE_POLL_S = 1.0
+_OTHERS_REPORT_WITHIN_S = 10.0  # instances of a run watch each other, and say what one was doing; so they come first
 _READ_POLL_MS = 200
 _PR_SET_PDEATHSIG = 1
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -60,11 +63,14 @@ class Output(Protocol):
         """Marks the end of a process's stream."""
 
 
-class ExitObserver(Protocol):
-    """Receives the ends of processes, from any thread."""
+class ProcessObserver(Protocol):
+    """Receives what happens to processes, from any thread."""
 
     def exited(self, ended: Exit) -> None:
         """Receives the end of one process."""
+
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Receives, once, that a process has been stopped for longer than the limit."""
 
 
 class HostProcesses(Protocol):
@@ -95,8 +101,17 @@ class HostProcesses(Protocol):
 class LocalProcesses:
     """The processes on this machine. Each leads its own session, so that a terminal's signals do not reach it."""
 
-    def __init__(self, host: str, commands: Mapping[int, Command], output: Output, observer: ExitObserver) -> None:
+    def __init__(
+        self,
+        host: str,
+        commands: Mapping[int, Command],
+        output: Output,
+        observer: ProcessObserver,
+        stall_timeout_s: float = 0.0,
+    ) -> None:
+        """With a stall timeout, a process that is stopped for longer (by SIGSTOP or a debugger) is reported."""
         self.host = host
+        self._stall_timeout_s = stall_timeout_s
         self.indices = list(commands)
         self._commands = commands
         self._output = output
@@ -138,6 +153,8 @@ class LocalProcesses:
                 reader.start()
                 self._readers.append(reader)
             threading.Thread(target=self._wait, args=(index, process), daemon=True).start()
+        if self._stall_timeout_s:
+            threading.Thread(target=self._watch_stopped, daemon=True).start()
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to every running process and its process group.
@@ -218,6 +235,27 @@ class LocalProcesses:
     def _wait(self, index: int, process: Any) -> None:
         self._observer.exited(Exit.from_code(index, process.wait()))
 
+    def _watch_stopped(self) -> None:
+        """Reports a process that is stopped, also if all are: then none of them can report it."""
+        limit_s = self._stall_timeout_s + _OTHERS_REPORT_WITHIN_S
+        since: Dict[int, float] = {}
+        checked_at = time.monotonic()
+        while not self._is_closing.wait(_STATE_POLL_S):
+            now = time.monotonic()
+            if now - checked_at > 5 * _STATE_POLL_S:  # this process was stopped itself
+                since.clear()
+            checked_at = now
+            for index, process in self._processes.items():
+                if process.returncode is None and _is_stopped(process.pid):
+                    since.setdefault(index, now)
+                else:
+                    since.pop(index, None)
+            overdue = [index for index, at in since.items() if now - at > limit_s]
+            if overdue:
+                index = min(overdue)
+                self._observer.stopped(index, self._processes[index].pid, now - since[index])
+                return
+
     def _read(self, index: int, name: str, stream: IO[bytes]) -> None:
         readable = select.poll()
         readable.register(stream, select.POLLIN)
@@ -237,6 +275,14 @@ class LocalProcesses:
 def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended, or this is not Linux
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _process_group(pid: int) -> int:

@@ -59,6 +59,7 @@ class RemoteHost:
             "output": self._on_output,
             "finish": self._on_finish,
             "exited": self._on_exited,
+            "stopped": lambda value: self._events.stopped(*value),
             "failed": self._on_failed,
             "closed": lambda _: self._closed.set(),
         }

@@ -32,13 +32,12 @@ from tf_ipu_dp.emulator.launcher.rendezvous_server import Server
 
 # Defaults, which the user's environment overrides.
 _HOROVOD = {
-    # Compilations and slow inputs keep other instances waiting; poprun itself detects a failed one.
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
     # A Horovod with MPI would look for mpirun, even for one instance.
     "HOROVOD_CONTROLLER": "gloo",
     "HOROVOD_CPU_OPERATIONS": "gloo",
 }
-
+# Compilations and slow inputs keep other instances waiting; poprun itself detects a failed one, or one that is stopped.
+_GLOO_TIMEOUT, _GLOO_TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS", 600.0
 
 # The instance whose output has no tags on a terminal; in files all have them.
 UNTAGGED_VARIABLE = "IPU_EMULATOR_UNTAGGED"
@@ -51,7 +50,7 @@ def run_job(options: poprun_options.Options, job: Job, only_output_from: Optiona
         sys.stdout.flush()
     failure, output = _run_once(options, job, only_output_from)
     if failure is not None and failure.may_start_again:
-        print(f"poprun: {failure.reason} They are started again.", file=sys.stderr)
+        print(f"poprun: {failure.reason} All instances are started again.", file=sys.stderr)
         failure, output = _run_once(options, job, only_output_from)
     status = _report_end(job, output, failure)
     if options.is_on("verbose"):
@@ -83,24 +82,28 @@ def _run_once(
                 each.wait_until_ready()
         addresses = _Addresses(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
         secret = secrets.token_hex(16)
-        watch = _watch_connections(job, events)
+        watch, stall_timeout_s = _watch_connections(job, events)
         server = _start_server(job, events, addresses, secret, watch)
         hosts: List[processes.HostProcesses] = []
         for host in job.hosts:
             address = (addresses.server_of(host), server.port) if server is not None else None
             interface = addresses.interface_of(host)
             connection = rendezvous.variables(*address, interface, host, secret) if address else {}
-            task = _make_host_job(options, job, host, host in remote, connection)
+            task = _make_host_job(options, job, host, host in remote, connection, stall_timeout_s)
             if host in remote:
                 taken = [socket.gethostname(), *(each.hostname for name, each in remote.items() if name != host)]
                 own_name = host if len(job.hosts) > 1 and remote[host].hostname in taken else ""
                 remote[host].assign(dataclasses.replace(task, server=address, own_name=own_name))
                 hosts.append(remote[host])
             else:
-                hosts.append(processes.LocalProcesses(host, task.commands(inherited_environment()), output, events))
+                hosts.append(
+                    processes.LocalProcesses(
+                        host, task.commands(inherited_environment()), output, events, stall_timeout_s
+                    )
+                )
             if options.is_on("verbose"):
                 sys.stderr.write(_render_commands(host, task).replace(secret, "SECRET"))
-        failure = supervisor.supervise(hosts, events, watch.is_connecting)
+        failure = supervisor.supervise(hosts, events, watch, stall_timeout_s)
     except OSError as error:
         raise poprun_options.OptionError(f"{options.program[0]} cannot be started ({error.strerror}).") from error
     finally:
@@ -164,10 +167,11 @@ class _Addresses:
         return self._interface[host]
 
 
-def _watch_connections(job: Job, events: supervisor.Events) -> ConnectionWatch:
-    """Returns the watch that notices instances which do not connect to each other."""
+def _watch_connections(job: Job, events: supervisor.Events) -> Tuple[ConnectionWatch, float]:
+    """Returns the watch that notices instances which do not connect to each other, and the stall timeout."""
     try:
         timeout_s = connection_watch.read_timeout_s(os.environ)
+        stall_timeout_s = connection_watch.read_stall_timeout_s(os.environ)
     except ValueError as error:
         raise poprun_options.OptionError(str(error)) from error
 
@@ -177,9 +181,20 @@ def _watch_connections(job: Job, events: supervisor.Events) -> ConnectionWatch:
             f"have started Horovod. On a slow or busy machine set {connection_watch.TIMEOUT_VARIABLE} to more seconds."
         )
         first = processes.Exit(0, 1)
-        events.not_connected(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
+        events.stalled(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
 
-    return ConnectionWatch(job.instances, timeout_s, on_timeout)
+    def on_missing(missing: List[int]) -> None:
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        host = job.host_of(missing[0])
+        where = f" on host {host}" if len(job.hosts) > 1 else ""
+        reason = (
+            f"instance {missing[0]}{where}{others} has not begun to connect to the other instances within "
+            f"{stall_timeout_s:g} s of its start: it is stopped, or hangs before Horovod's init."
+        )
+        events.stalled(supervisor.Failure(1, processes.Exit(missing[0], 1), host, reason, may_start_again=True))
+
+    watch = ConnectionWatch(job.instances, timeout_s, on_timeout, on_missing)
+    return watch, stall_timeout_s if job.instances > 1 else 0.0
 
 
 def _start_server(
@@ -202,15 +217,21 @@ def _start_server(
 
 
 def _make_host_job(
-    options: poprun_options.Options, job: Job, host: str, is_remote: bool, connection: Mapping[str, str]
+    options: poprun_options.Options,
+    job: Job,
+    host: str,
+    is_remote: bool,
+    connection: Mapping[str, str],
+    stall_timeout_s: float,
 ) -> HostJob:
     startup_hook = str(Path(__file__).resolve().parents[1] / "start")
     inherited = inherited_environment()
     mpi_variables = options.mpi().variables
     given = {
         **_HOROVOD,
+        _GLOO_TIMEOUT: f"{_GLOO_TIMEOUT_S + stall_timeout_s:.0f}",
         **(forwarded_variables(inherited, list(mpi_variables)) if is_remote else {}),
-        **{name: inherited[name] for name in _HOROVOD if name in inherited},
+        **{name: inherited[name] for name in (*_HOROVOD, _GLOO_TIMEOUT) if name in inherited},
         **connection,
         **_partition_variables(options),
         # The start-up hook adds the package's own directory, behind the standard library.
@@ -228,7 +249,16 @@ def _make_host_job(
     }
     numa = options.text("process-placement", "spreadnuma") != "disabled" and options.is_on("numa-aware") is not False
     ipus = 0 if options.is_on("offline-mode") else job.ipus
-    return HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus, name=job.name)
+    return HostJob(
+        list(options.program),
+        str(Path.cwd()),
+        given,
+        instances,
+        numa,
+        ipus=ipus,
+        name=job.name,
+        stall_timeout_s=stall_timeout_s,
+    )
 
 
 def _partition_variables(options: poprun_options.Options) -> Dict[str, str]:

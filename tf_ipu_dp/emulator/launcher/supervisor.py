@@ -22,6 +22,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp.emulator.launcher import stop_signals
+from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
 from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostProcesses
 
 SIGNAL_GRACE_S = 120.0  # after a signal from outside: a training run saves a checkpoint
@@ -60,9 +61,13 @@ class Events:
         """Adds the loss of a host, with all its processes."""
         self._queue.put(("host_lost", (host, reason)))
 
-    def not_connected(self, failure: Failure) -> None:
-        """Adds that the instances do not connect to each other."""
-        self._queue.put(("not_connected", failure))
+    def stalled(self, failure: Failure) -> None:
+        """Adds that instances do not connect to each other, or that one is stopped."""
+        self._queue.put(("stalled", failure))
+
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Adds that a process has been stopped for some time."""
+        self._queue.put(("stopped", (index, pid, seconds)))
 
     def signalled(self, number: int, _: Any = None) -> None:
         """Adds a signal to poprun itself. A signal handler."""
@@ -88,20 +93,22 @@ class Events:
 
 
 def supervise(
-    hosts: Sequence[HostProcesses], events: Events, is_connecting: Callable[[], bool] = lambda: False
+    hosts: Sequence[HostProcesses], events: Events, watch: ConnectionWatch, stall_timeout_s: float = 0.0
 ) -> Optional[Failure]:
     """Starts the processes, waits until all have ended, and returns the first failure, or None if all succeeded.
 
     A first SIGINT, SIGTERM or SIGHUP is forwarded, so that the program can save; a second one kills all processes.
-    While `is_connecting`, instances are in Horovod's init, where they cannot handle a signal: they are not waited for.
+    While `watch` sees instances in Horovod's init, where they cannot handle a signal, they are not waited for. If there
+    is a stall timeout, all of them have to call it within that time.
     """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it, to survive the terminal
         numbers.append(signal.SIGHUP)
     handlers = {number: signal.signal(number, events.signalled) for number in numbers}
-    supervisor = _Supervisor(hosts, events, is_connecting)
+    supervisor = _Supervisor(hosts, events, watch)
     try:
         supervisor.start()
+        watch.expect_all(stall_timeout_s)
         return supervisor.run()
     finally:
         supervisor.close()
@@ -112,8 +119,8 @@ def supervise(
 class _Supervisor:
     """One job from its start to its end."""
 
-    def __init__(self, hosts: Sequence[HostProcesses], events: Events, is_connecting: Callable[[], bool]) -> None:
-        self._hosts, self._events, self._is_connecting = hosts, events, is_connecting
+    def __init__(self, hosts: Sequence[HostProcesses], events: Events, watch: ConnectionWatch) -> None:
+        self._hosts, self._events, self._watch = hosts, events, watch
         self._host_names = {index: each.host for each in hosts for index in each.indices}
         self._running = set(self._host_names)
         self._exit_order: List[int] = []  # by exit notice, or by end for processes without one
@@ -127,7 +134,8 @@ class _Supervisor:
             "exiting": self._on_exiting,
             "exited": self._on_exited,
             "host_lost": self._on_host_lost,
-            "not_connected": self._on_not_connected,
+            "stalled": self._on_stalled,
+            "stopped": self._on_stopped,
             "signalled": self._on_signalled,
             "output_closed": self._on_output_closed,
         }
@@ -166,7 +174,7 @@ class _Supervisor:
         terminate_at = self._termination_time()
         if terminate_at is not None and now >= terminate_at:
             self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
-        if self._kill_at is not None and self._is_connecting():
+        if self._kill_at is not None and self._watch.is_connecting():
             self._kill_at = min(self._kill_at, now + FAILURE_GRACE_S)
         if self._kill_at is not None and now >= self._kill_at:
             self._send_signal(signal.SIGKILL)
@@ -218,7 +226,14 @@ class _Supervisor:
             self._failure = self._failure or Failure(1, Exit(min(indices), 1), host, reason)
             self._terminate_at = self._terminate_at or time.monotonic()
 
-    def _on_not_connected(self, failure: Failure) -> None:
+    def _on_stopped(self, value: Tuple[int, int, float]) -> None:
+        index, pid, seconds = value
+        host = self._host_names[index]
+        where = f" on host {host}" if len(self._hosts) > 1 else ""
+        reason = f"instance {index}{where} (pid {pid}) has been stopped for {seconds:.0f} s, by SIGSTOP or a debugger."
+        self._on_stalled(Failure(1, Exit(index, 1), host, reason, may_start_again=not self._watch.was_connected))
+
+    def _on_stalled(self, failure: Failure) -> None:
         if not self._is_terminated and not self._failed:
             self._failure = self._failure or failure
             self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
