@@ -177,6 +177,36 @@ def test_a_signal_reaches_the_instances_of_all_hosts_once(two_hosts, start):
     assert process.returncode == 143 and told == ["asked"] * 4 + ["saved"] * 4
 
 
+# It would outlive a signal, so that it must not have been started.
+PRELOADED = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("started", flush=True)
+import tensorflow
+time.sleep(300)
+"""
+
+
+def is_preloading(pid):
+    try:
+        return "libtensorflow_framework" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_signal_while_hosts_preload_modules_ends_the_job_before_it_has_started(
+    two_hosts, start, wait_until, tmp_path
+):
+    (tmp_path / "program.py").write_text(PRELOADED, encoding="utf-8")
+    process = start(two_hosts.names, two_hosts.agent, "python3", tmp_path / "program.py")
+    wait_until(lambda: all(any(map(is_preloading, two_hosts.pids(name))) for name in two_hosts.names))
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out, err) == (143, "", "")  # whoever asked for a report prints the sentence
+    wait_until(lambda: not [pid for name in two_hosts.names for pid in two_hosts.pids(name)])
+
+
 def test_only_what_matters_of_the_environment_reaches_another_host(two_hosts, monkeypatch, run):
     for name in ("TF_HERE", "OTHER", "ASKED"):
         monkeypatch.setenv(name, "here")
@@ -234,7 +264,7 @@ def test_a_host_that_sends_a_message_that_cannot_be_read_is_lost(frame):
     remote = remote_host.RemoteHost("there", shell, None, events)
     remote.wait_until_ready()
     remote.assign(host_job.HostJob(["true"], "/", {}, {0: {}}, numa=False))
-    remote.start()
+    remote.prepare()
     what, (host, reason) = events.next(60)
     remote.close(0.0, terminate=False)
     assert (what, host) == ("host_lost", "there")
