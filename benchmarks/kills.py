@@ -129,8 +129,10 @@ def kind_of(path):
 
 
 def is_alive(pid):
+    """Whether a process runs, or has threads that have not ended yet: until then it keeps its files and locks."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        return state not in "ZX" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
 
@@ -203,7 +205,7 @@ def send(folder, number, seed):
         problems.append(f"{len(left)} processes were left after {seconds:.0f} s")
     try:
         registry.Partition.from_environment(os.environ).attach(count=64).release()
-    except registry.RegistryError as error:
+    except (registry.RegistryError, registry.DeviceBusyError) as error:
         problems.append(f"IPUs are held: {error}")
     return record(number, moment, target, kind, seconds, problems)
 
