@@ -177,33 +177,6 @@ def test_a_signal_reaches_the_instances_of_all_hosts_once(two_hosts, start):
     assert process.returncode == 143 and told == ["asked"] * 4 + ["saved"] * 4
 
 
-# A program that the agents preload, and a module of it whose import does not end.
-PRELOADED = """
-# poprun preloads: never_imported
-print("started")
-"""
-NEVER_IMPORTED = """
-import os, threading
-from pathlib import Path
-Path(__file__).with_name(f"importing-{os.getpid()}").touch()
-threading.Event().wait()
-"""
-
-
-@pytest.mark.slow
-def test_a_signal_while_hosts_preload_modules_ends_the_job_before_it_has_started(
-    two_hosts, start, wait_until, tmp_path
-):
-    (tmp_path / "program.py").write_text(PRELOADED, encoding="utf-8")
-    (tmp_path / "never_imported.py").write_text(NEVER_IMPORTED, encoding="utf-8")
-    process = start(two_hosts.names, two_hosts.agent, "python3", tmp_path / "program.py")
-    wait_until(lambda: len(list(tmp_path.glob("importing-*"))) == 2)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, out, err) == (143, "", "")  # whoever asked for a report prints the sentence
-    wait_until(lambda: not [pid for name in two_hosts.names for pid in two_hosts.pids(name)])
-
-
 def test_only_what_matters_of_the_environment_reaches_another_host(two_hosts, monkeypatch, run):
     for name in ("TF_HERE", "OTHER", "ASKED"):
         monkeypatch.setenv(name, "here")
