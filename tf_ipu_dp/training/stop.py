@@ -58,7 +58,7 @@ class SignalHandler:
 
     def _leave_while_starting(self) -> None:
         with os.fdopen(self._reading, "rb", buffering=0) as stream:
-            while not self._is_training and (numbers := stream.read(1)):
+            while numbers := stream.read(1):  # to the end: a closed pipe would be reported at the next signal
                 if numbers[0] in self._before and not self._is_training:
                     self._leave_now(numbers[0])
 
