@@ -1,16 +1,22 @@
-"""Kills instances of two-instance runs with SIGKILL: no progress may be lost, and no process may be left.
+"""Kills and signals of all kinds to all processes of two-instance runs: nothing may be lost, and nothing may be left.
 
-    .venv/bin/python benchmarks/kills.py [--count=100] [--seed=0]
+    .venv/bin/python benchmarks/kills.py --folder=DIR [--count=1000] [--minutes=7] [--seed=0]
 
-One instance of a run is killed at a random moment (while it starts, trains or saves), and the run is resumed until it
-is complete. Checked after every kill: how long until the job has ended, whether the instance is named, whether a
-process is left. Checked at the end of every run: whether the weights are those of an undisturbed run, bit by bit. Exits
-with 1 if any check failed.
+A run of `launch` is started, one of its processes (launch, poprun, which also preloads, the leader or the other
+instance) gets a signal at some moment between the first import and the last step, and the run is resumed until it is
+complete. The campaign is kept in the folder, a line for each signal in kills.jsonl: the same command continues it, and
+--minutes ends a part of it. What signal comes when depends on the seed and its number alone.
+
+Checked after every signal: that the job ends, how soon, with which exit code, with no traceback, with the instance
+named if one was killed, with no process left and all IPUs free. Checked at the end of every run: that the weights are
+those of an undisturbed run, bit by bit. Exits with 1 if any check has failed so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -19,24 +25,37 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-LIMIT_S = 10.0
-INSTANCES = 2
+from tf_ipu_dp.emulator.devices import registry
+
+LIMIT_S = 60.0  # a job that takes longer to end hangs; how long it took is in the summary
 STEPS = 200
 TRAIN = [
-    sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", str(INSTANCES), "--num-replicas", "4",
-    "python3", "-m", "tf_ipu_dp.train", "--sdk=emulator", "--model=mlp", "--dataset=synthetic", "--image_size=28",
-    "--micro_batch_size=16", f"--epochs={STEPS}steps", "--checkpoint_every=4", "--log_every=2", "--deterministic",
+    sys.executable, "-m", "tf_ipu_dp.launch", "--instances=2", "--", "--sdk=emulator", "--ipus=4", "--model=mlp",
+    "--dataset=synthetic", "--image_size=28", "--micro_batch_size=16", f"--epochs={STEPS}steps",
+    "--checkpoint_every=4", "--log_every=2", "--deterministic",
 ]  # fmt: skip
+MOMENTS = ("importing", "preloading", "connecting", "compiling", "training", "training", "training")
+ENDING = {  # the signals that end a process, and for which target they are sent
+    "launch": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+    "poprun": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV),
+    "leader": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT,
+               signal.SIGQUIT, signal.SIGSTOP),
+    "other": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT,
+              signal.SIGQUIT, signal.SIGSTOP),
+}  # fmt: skip
+ASKING = (signal.SIGTERM, signal.SIGINT)  # which let a run save
 
 
-def start(folder):
+def start(folder, log):
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [*TRAIN, f"--run_dir={folder}"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [*TRAIN, f"--run_dir={folder}"], stdout=subprocess.DEVNULL, stderr=stream, env=environ,
+            start_new_session=True,
+        )  # fmt: skip
 
 
 def digest(folder):
@@ -52,105 +71,236 @@ def digest(folder):
     return total.hexdigest()
 
 
-def last_step(folder):
+def read_lines(path):
+    """Returns the whole lines of a file of JSON objects: a writer may be killed within the last one."""
     try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except OSError:
-        return 0
-    return json.loads(lines[-1])["step"] if lines else 0
-
-
-def instances_of(process):
-    """Returns the pids of the job's running instances, by their index."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (path / "environ").read_bytes().split(b"\0")
-            words = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        offsets = [each.split(b"=")[1] for each in environ if each.startswith(b"POPDIST_REPLICA_INDEX_OFFSET=")]
-        if offsets and b"tf_ipu_dp.train" in words and _is_descendant(int(path.name), process.pid):
-            found[int(offsets[0]) // (4 // INSTANCES)] = int(path.name)
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if line.endswith("\n"):
+                found.append(json.loads(line))
     return found
 
 
-def _is_descendant(pid, ancestor):
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            return False
-    return False
+def last_step(folder):
+    return max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=0)
 
 
-def run_and_kill(folder, chance):
-    """Starts the run and kills an instance; returns what happened, or None if the run ended before the kill."""
-    process = start(folder)
-    victim = chance.randrange(INSTANCES)
-    began = time.monotonic()
-    if chance.random() < 0.25:
-        moment, until, goal = "starting", began + chance.uniform(0.5, 5.0), STEPS + 1
-    else:
-        moment, until, goal = "training", began + 120, last_step(folder) + chance.randrange(2, 40)
-    while process.poll() is None and time.monotonic() < until and last_step(folder) < goal:
+def phase(folder):
+    """Returns the phases of the instances, in the order of their numbers."""
+    found = []
+    for path in sorted(folder.glob("status/instance-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found.append(json.loads(path.read_text(encoding="utf-8"))["phase"])
+    return found
+
+
+def processes_of(pid):
+    """Returns the running processes of the job by what they are: launch, poprun, leader, other, and the rest."""
+    found, pending = {"launch": pid}, [pid]
+    rest = []
+    while pending:
+        for path in Path(f"/proc/{pending.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                pending += map(int, path.read_text(encoding="ascii").split())
+                for child in path.read_text(encoding="ascii").split():
+                    name = kind_of(Path("/proc") / child)
+                    if name:
+                        found[name] = int(child)
+                    else:
+                        rest.append(int(child))
+    return found, rest
+
+
+def kind_of(path):
+    try:
+        words = (path / "cmdline").read_bytes().split(b"\0")
+        environ = (path / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    if words[1:3] == [b"-m", b"tf_ipu_dp.emulator.poprun"]:
+        return "poprun"
+    if words[1:3] == [b"-m", b"tf_ipu_dp.train"]:
+        return "leader" if b"POPDIST_REPLICA_INDEX_OFFSET=0" in environ else "other"
+    return ""
+
+
+def is_alive(pid):
+    """Whether a process runs, or has threads that have not ended yet: until then it keeps its files and locks."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        return state not in "ZX" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
+
+
+def maps_tensorflow(pid):
+    try:
+        return "libtensorflow_framework" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def is_at(moment, process, folder, goal):
+    """Whether a job is at a moment, or has passed it."""
+    found, _ = processes_of(process.pid)
+    if moment == "importing":
+        return True
+    if moment == "preloading":
+        return maps_tensorflow(found.get("poprun", 0)) or "leader" in found
+    if moment == "connecting":
+        return "leader" in found and "other" in found
+    if moment == "compiling":
+        return len(phase(folder)) == 2 or "training" in phase(folder)
+    return last_step(folder) >= goal
+
+
+def send(folder, number, seed):
+    """Starts the run and sends a signal; returns what happened, or None if the run ended before."""
+    chance = random.Random(f"{seed}-{number}")
+    moment = chance.choice(MOMENTS)
+    targets = {"importing": ["launch"], "preloading": ["launch", "poprun"]}.get(moment, list(ENDING))
+    target = chance.choice(targets)
+    kind = chance.choice(ENDING[target])
+    goal, delay_s = (
+        last_step(folder) + chance.randrange(2, 40),
+        chance.uniform(0, 0.7 if moment != "training" else 0.05),
+    )
+    log = folder.with_suffix(".log")
+    process = start(folder, log)
+    deadline = time.monotonic() + 240
+    while process.poll() is None and not is_at(moment, process, folder, goal) and time.monotonic() < deadline:
         time.sleep(0.005)
-    pids = instances_of(process)
-    if process.poll() is not None or victim not in pids:
-        _, stderr = process.communicate()
-        return None if process.returncode == 0 else {"moment": moment, "problems": [stderr[-2000:]], "seconds": 0.0}
-    time.sleep(chance.uniform(0, 0.05))
+    until = time.monotonic() + delay_s
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    found, rest = processes_of(process.pid)
+    if process.poll() is not None or target not in found:
+        process.wait()
+        done = process.returncode == 0
+        return None if done else record(number, moment, target, kind, 0.0, [f"ended early: {log.read_text()[-2000:]}"])
+    was_training = last_step(folder) > 0 and "training" in phase(folder)
     began = time.monotonic()
-    os.kill(pids[victim], signal.SIGKILL)
-    _, stderr = process.communicate()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found[target], kind)
+    if kind == signal.SIGSTOP:
+        pause_and_go_on(process, found[target], chance.uniform(0.2, 2.0))
+        began = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found["launch"], signal.SIGTERM)
+    everyone = [*found.values(), *rest]
+    while time.monotonic() - began < LIMIT_S and (process.poll() is None or any(map(is_alive, everyone))):
+        time.sleep(0.02)
     seconds = time.monotonic() - began
+    left = [pid for pid in everyone if is_alive(pid)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    problems = check(target, kind, process.returncode, log.read_text(encoding="utf-8"), was_training)
+    if left:
+        problems.append(f"{len(left)} processes were left after {seconds:.0f} s")
+    try:
+        registry.Partition.from_environment(os.environ).attach(count=64).release()
+    except (registry.RegistryError, registry.DeviceBusyError) as error:
+        problems.append(f"IPUs are held: {error}")
+    return record(number, moment, target, kind, seconds, problems)
+
+
+def pause_and_go_on(process, pid, seconds):
+    until = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def check(target, kind, code, err, was_training):
+    """Returns what is wrong with the end of a job."""
+    sent = signal.SIGTERM if kind == signal.SIGSTOP else kind
+    if target == "launch" or kind == signal.SIGSTOP:
+        right = [128 + sent] if sent in ASKING else [-sent]
+        # At the very beginning, Python has not installed a handler yet.
+        right += [-sent] if not err else []
+    else:
+        right = [128 + sent]
+    right.append(0)  # it came after the last step
     checks = {
-        f"it took {seconds:.1f} s": seconds < LIMIT_S,
-        f"exit code {process.returncode}": process.returncode == 137,
-        f"instance {victim} is not named:\n{stderr[-1000:]}": f"instance {victim} " in stderr,
-        "a process is left": not any(Path(f"/proc/{pid}").exists() for pid in pids.values()),
-        f"a traceback:\n{stderr[-2000:]}": "Traceback" not in stderr,
+        f"exit code {code} in place of {right}": code in right,
+        "a traceback": "Traceback" not in err and "Fatal Python error" not in err,
+        "the instance is not named": kind in ASKING
+        or kind in (signal.SIGABRT, signal.SIGSTOP)  # of SIGABRT the peers' errors may be first
+        or target in ("launch", "poprun")
+        or code == 0
+        or f"instance {int(target == 'other')} " in err,
     }
-    return {"moment": moment, "seconds": seconds, "problems": [text for text, fine in checks.items() if not fine]}
+    return [f"{text}:\n{err[-1500:]}" for text, fine in checks.items() if not fine]
+
+
+def record(number, moment, target, kind, seconds, problems):
+    return {
+        "number": number, "moment": moment, "target": target, "signal": signal.Signals(kind).name,
+        "seconds": round(seconds, 2), "problems": problems,
+    }  # fmt: skip
+
+
+def finish(folder, expected):
+    """Resumes a run to its end; returns what is wrong with its weights."""
+    log = folder.with_suffix(".log")
+    if start(folder, log).wait() != 0:
+        return [f"{folder.name} was not resumed: {log.read_text()[-2000:]}"]
+    return [] if digest(folder) == expected else [f"{folder.name} ended with different weights"]
+
+
+def render(records):
+    """Returns the summary of a campaign."""
+    kills = [each for each in records if "signal" in each]
+    runs = [each for each in records if "run" in each]
+    problems = [problem for each in records for problem in each["problems"]]
+    seconds = [each["seconds"] for each in kills]
+    lines = [
+        f"{len(kills)} signals in {len(runs)} complete runs: {len(problems)} problems. The job ended "
+        f"{statistics.median(seconds):.1f} s after the signal (at most {max(seconds):.1f} s)."
+    ]
+    for name in ("moment", "target", "signal"):
+        counted = collections.Counter(each[name] for each in kills)
+        lines.append(f"{name}: " + ", ".join(f"{value} {count}" for value, count in counted.most_common()))
+    return "\n".join([*lines, *(f"- {problem}" for problem in problems)])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    chance = random.Random(args.seed)
-    kills, problems, runs = [], [], 0
-    with tempfile.TemporaryDirectory() as base:
-        os.environ["IPU_EMULATOR_DIR"] = f"{base}/partition"
-        reference = Path(base) / "undisturbed"
-        start(reference).communicate()
-        expected = digest(reference)
-        while len(kills) < args.count:
-            runs += 1
-            folder = Path(base) / f"run-{runs}"
-            while len(kills) < args.count and (kill := run_and_kill(folder, chance)) is not None:
-                kills.append(kill)
-                problems += kill["problems"]
-                for problem in kill["problems"]:
-                    print(f"\n{problem}", file=sys.stderr)
-                print(f"\r{len(kills)}/{args.count} kills, {len(problems)} problems", end="", file=sys.stderr)
-            start(folder).communicate()
-            if digest(folder) != expected:
-                problems.append(f"run {runs} ended with different weights")
-    print(file=sys.stderr)
-    seconds = [kill["seconds"] for kill in kills]
-    early = sum(kill["moment"] == "starting" for kill in kills)
-    print(
-        f"{len(kills)} kills in {runs} runs ({early} while starting, {len(kills) - early} while training): "
-        f"{len(problems)} problems. The job ended {statistics.median(seconds):.1f} s after the kill "
-        f"(at most {max(seconds):.1f} s)."
-    )
-    for problem in problems:
-        print(f"- {problem}")
-    return 1 if problems else 0
+    args.folder.mkdir(parents=True, exist_ok=True)
+    os.environ["IPU_EMULATOR_DIR"] = str(args.folder / "partition")
+    path, deadline = args.folder / "kills.jsonl", time.monotonic() + 60 * args.minutes
+    reference = args.folder / "undisturbed"
+    if not (reference / "result.json").exists():
+        start(reference, reference.with_suffix(".log")).wait()
+    expected = digest(reference)
+    while time.monotonic() < deadline:
+        records = read_lines(path)
+        kills, runs = (sum(name in each for each in records) for name in ("signal", "run"))
+        if kills >= args.count:
+            break
+        folder = args.folder / f"run-{runs}"
+        made = send(folder, kills, args.seed)
+        if made is None:
+            made = {"run": runs, "problems": finish(folder, expected)}
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(made) + "\n")
+        for problem in made["problems"]:
+            print(f"{json.dumps({**made, 'problems': 0})}: {problem}", flush=True)
+    records = read_lines(path)
+    print(render(records))
+    return 1 if any(each["problems"] for each in records) else 0
 
 
 if __name__ == "__main__":

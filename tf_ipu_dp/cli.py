@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Prot
 from absl import flags
 
 from tf_ipu_dp import __version__, missing_packages
+from tf_ipu_dp.early_signals import Interrupted
 
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
@@ -112,9 +114,9 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         mark = f"{program}:"
         stderr.write(paint(mark, "red", shows_colour(stderr, os.environ)) + text[len(mark) :])
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         stderr.write(f"{program}: interrupted.\n")
-        return 130
+        return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
     except BrokenPipeError:  # the reader (head, less) has ended
         _replace_stdout_by_devnull()
         return 1

@@ -7,6 +7,11 @@ mpirun. After a failure it names the instance that failed first, and restarts th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before other modules are imported, so that a signal during their import is one line
+    from tf_ipu_dp import early_signals
+
+    early_signals.exit_in_one_line("launch", "the instances were started")
+
 import contextlib
 import dataclasses
 import json
@@ -22,7 +27,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, missing_packages
+from tf_ipu_dp import cli, early_signals, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
@@ -255,8 +260,9 @@ def _make_flags() -> flags.FlagValues:
     )
     flags.DEFINE_integer(
         "max_restarts", 0,
-        "How often to restart from the last good checkpoint after a failure: on the same instances, or on fewer with "
-        "the same global batch when a host is lost or an instance fails twice.", lower_bound=0, flag_values=fv,
+        "How often in a row to restart from the last good checkpoint after a failure; a newer checkpoint resets the "
+        "count. On the same instances; on fewer with the same global batch if a host is lost, and as the last restart.",
+        lower_bound=0, flag_values=fv,
     )  # fmt: skip
     flags.DEFINE_bool(
         "verify", False,
@@ -278,4 +284,5 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
+    early_signals.raise_interrupted()
     sys.exit(cli.run("launch", lambda: main(sys.argv[1:]), sys.stderr))

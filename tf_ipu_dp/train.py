@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before other modules are imported, so that a signal during their import is one line
+    from tf_ipu_dp import early_signals
+
+    early_signals.exit_in_one_line("train", "training began")
+
 import atexit
 import contextlib
 import dataclasses
@@ -16,10 +21,9 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
-from tf_ipu_dp import cli, missing_packages
+from tf_ipu_dp import cli, early_signals, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info, lookup
 from tf_ipu_dp.distributed import job, world
@@ -77,6 +81,7 @@ def _run(
     if run.topology.instances > 1 and not (launched or ranks):
         # The launcher starts this command once for each instance.
         launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
+        early_signals.block()  # until launch handles them
         os.execv(sys.executable, launch)
     if launched or ranks:
         # The saved flags record the topology of the run, even if a launcher chose it.
@@ -160,7 +165,7 @@ def _load_sdk_and_run(
         sdk.set_poplar_flags(os.environ, f"--executable_cache_path={cfg.executable_cache}")
     if run.dataset.made_on_device:
         sdk.set_poplar_flags(os.environ, *sdk.SYNTHETIC_INPUT)
-    with _exiting_at_once_on_ctrl_c(instance):
+    with _exiting_at_once_on_signals():
         try:
             modules = sdk.load(cfg.sdk)
         except sdk.SdkError as error:
@@ -186,23 +191,18 @@ def _load_sdk_and_run(
 
 
 @contextlib.contextmanager
-def _exiting_at_once_on_ctrl_c(instance: int) -> Iterator[None]:
-    """Ends the process on Ctrl-C while TensorFlow is imported, which would turn a KeyboardInterrupt into other errors.
+def _exiting_at_once_on_signals() -> Iterator[None]:
+    """Ends the process on a signal while TensorFlow is imported, which would turn an exception into other errors.
 
     Nothing is attached and nothing is written by then. A run handles signals itself afterwards.
     """
-
-    def leave(number: int, _: Optional[FrameType]) -> NoReturn:
-        if instance == 0:
-            with contextlib.suppress(OSError):
-                os.write(2, b"train: interrupted before training began; nothing was written.\n")
-        os._exit(128 + number)
-
-    before = signal.signal(signal.SIGINT, leave)
+    before = {number: signal.getsignal(number) for number in early_signals.NUMBERS}
+    early_signals.exit_in_one_line("train", "training began")
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
@@ -274,6 +274,10 @@ def _exit(code: int) -> NoReturn:
 
 def start(words: Sequence[str]) -> NoReturn:
     """Runs the command and ends the process, also after an unexpected exception."""
+    if early_signals.is_launched():
+        early_signals.exit_in_one_line("train", "training began")
+    else:
+        early_signals.raise_interrupted()
     try:
         code = cli.run("train", lambda: main(words, process_info.began()), sys.stderr)
     except SystemExit as error:

@@ -234,7 +234,7 @@ def test_a_host_that_sends_a_message_that_cannot_be_read_is_lost(frame):
     remote = remote_host.RemoteHost("there", shell, None, events)
     remote.wait_until_ready()
     remote.assign(host_job.HostJob(["true"], "/", {}, {0: {}}, numa=False))
-    remote.start()
+    remote.prepare()
     what, (host, reason) = events.next(60)
     remote.close(0.0, terminate=False)
     assert (what, host) == ("host_lost", "there")

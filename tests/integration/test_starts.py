@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 # Instances that hang as in Horovod's init: they write their addresses, and never connect to each other.
 PROGRAM = """
-import http.client, os, sys, threading
+import os, sys, threading, urllib.request
 from pathlib import Path
 
 rank = os.environ["HOROVOD_RANK"]
@@ -23,9 +23,8 @@ starts = Path(sys.argv[1])
 (starts / f"{rank}-{len(list(starts.glob(rank + '-*')))}").touch()
 if len(list(starts.glob(rank + "-*"))) <= int(sys.argv[2]):
     address, port = (os.environ["HOROVOD_GLOO_RENDEZVOUS_" + name] for name in ("ADDR", "PORT"))
-    server = http.client.HTTPConnection(address, int(port))
-    server.request("PUT", "/global/" + rank, b"address")
-    server.getresponse().read()
+    url = "http://" + address + ":" + port + "/global/" + rank  # as Horovod does it
+    urllib.request.urlopen(urllib.request.Request(url, b"address", method="PUT")).read()
     threading.Event().wait()
 
 import horovod.tensorflow as hvd
@@ -52,13 +51,40 @@ def run(poprun, tmp_path, hanging_starts, timeout_s):
 def test_instances_that_do_not_connect_are_started_again(poprun, tmp_path):
     (code, out, err), starts = run(poprun, tmp_path, 1, "5")
     assert (code, sorted(out.splitlines()), starts) == (0, ["[1,0]<stdout>:2", "[1,1]<stdout>:2"], 4), err
-    assert f"{SENTENCE.replace('within 1 s', 'within 5 s')} They are started again.\n" in err
+    assert f"{SENTENCE.replace('within 1 s', 'within 5 s')} All instances are started again.\n" in err
 
 
 def test_after_two_starts_without_a_connection_the_job_ends_with_a_sentence(poprun, tmp_path):
     (code, out, err), starts = run(poprun, tmp_path, 9, "1")
     assert (code, out, starts) == (1, "", 4)
-    assert err.splitlines() == [f"{SENTENCE} They are started again.", SENTENCE]
+    assert err.splitlines() == [f"{SENTENCE} All instances are started again.", SENTENCE]
+
+
+# Instance 1 stops at its first start, before it has called Horovod's init.
+STOPPING = """
+import os, signal, sys
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+if os.environ["HOROVOD_RANK"] == "1" and not Path(sys.argv[1]).exists():
+    Path(sys.argv[1]).touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+hvd.init()
+print(int(hvd.allreduce(tf.constant(1), op=hvd.Sum)))
+"""
+
+
+def test_an_instance_that_is_stopped_before_they_have_met_is_named_and_all_are_started_again(poprun, tmp_path):
+    (tmp_path / "program.py").write_text(STOPPING, encoding="utf-8")
+    words = ("python3", tmp_path / "program.py", tmp_path / "started")
+    code, out, err = poprun(2, 2, *words, IPU_EMULATOR_STALL_TIMEOUT="20")
+    assert (code, sorted(out.splitlines())) == (0, ["[1,0]<stdout>:2", "[1,1]<stdout>:2"]), err
+    assert err == (
+        "poprun: instance 1 has not begun to connect to the other instances within 20 s of its start: it is stopped, "
+        "or hangs before Horovod's init. All instances are started again.\n"
+    )
 
 
 def test_a_timeout_that_is_none_is_refused(poprun):

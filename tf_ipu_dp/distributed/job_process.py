@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Callable, Deque, Iterator, Mapping, Optional, Sequence, Tuple
 
+from tf_ipu_dp import early_signals
 from tf_ipu_dp.distributed import launchers
 from tf_ipu_dp.distributed.failures import LauncherReport
 from tf_ipu_dp.distributed.job import Job
@@ -24,10 +26,13 @@ from tf_ipu_dp.runs import json_files
 
 # By which the leader finds the terminal that shows its output.
 TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
+_STALL_VARIABLE = "IPU_EMULATOR_STALL_TIMEOUT"
+_RENDEZVOUS_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
 _OUTPUT_TIMEOUT_S = 15.0
 _MAX_LAUNCHER_LINES = 50
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 20.0
+_SIGNALS_S = 0.25  # at most until a signal is handled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +75,10 @@ class JobStarter:
             report = Path(folder) / "report.json"
             shown = {} if output is not None else self._terminal_variables(job)
             given = {**os.environ, **(environ or {}), **shown, **command.environ, "IPU_EMULATOR_REPORT": str(report)}
+            if self.launcher == "emulator" and job.config.stall_timeout.seconds:
+                given[_STALL_VARIABLE] = str(job.config.stall_timeout.seconds)
+            if _RENDEZVOUS_VARIABLE in command.environ:
+                given[_RENDEZVOUS_VARIABLE] += f"/{secrets.token_hex(16)}"  # which instance 0 asks the others for
             with _SignalForwarder(self._request_stop) as forwarder:
                 process = subprocess.Popen(
                     list(command.words),
@@ -79,7 +88,7 @@ class JobStarter:
                     stderr=subprocess.PIPE if self.launcher == "mpirun" else output,
                     # A terminal's Ctrl-C must reach the launcher once, through the forwarder.
                     start_new_session=True,
-                    preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                    preexec_fn=self._prepare_child if sys.platform == "linux" else None,  # noqa: PLW1509
                 )
                 with _copy_output(process.stderr, output or sys.stderr) as launcher_lines:
                     status = forwarder.wait(process)
@@ -87,6 +96,11 @@ class JobStarter:
             if written is not None:
                 return JobEnd(status, LauncherReport.from_json(written))
             return JobEnd(status, launchers.read_mpirun_output(b"".join(launcher_lines).decode(errors="replace")))
+
+    def _prepare_child(self) -> None:
+        die_with_parent()
+        if self.launcher == "emulator":  # our poprun unblocks them as soon as it can handle them
+            early_signals.block()
 
     def _terminal_variables(self, job: Job) -> Mapping[str, str]:
         """Returns what shows the leader of a job on this host as a single instance would look: a bar, and no tags."""
@@ -116,6 +130,7 @@ class _SignalForwarder:
         self._request_stop = request_stop
         self._process: Optional[Any] = None
         self._received = 0
+        self._is_forwarded = False
 
     def __enter__(self) -> _SignalForwarder:
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -128,9 +143,13 @@ class _SignalForwarder:
     def wait(self, process: Any) -> int:
         """Returns the exit status: 128 plus the number for a signal, also where the launcher reports another status."""
         self._process = process
-        if self._received:
+        if self._received and not self._is_forwarded:
             self._forward(self._received, first=True)
-        code = int(process.wait())
+        while True:
+            # A handler runs between two steps of this thread only: a signal just before a wait would not end it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = int(process.wait(_SIGNALS_S))
+                break
         if self._received and code:
             return 128 + self._received
         return code if code >= 0 else 128 - code
@@ -141,6 +160,7 @@ class _SignalForwarder:
             self._forward(number, first)
 
     def _forward(self, number: int, first: bool) -> None:
+        self._is_forwarded = True
         if self._process and not (first and self._request_stop(self._process.pid)):
             self._process.send_signal(number)
 

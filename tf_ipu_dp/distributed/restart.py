@@ -68,12 +68,14 @@ def run_with_restarts(
     max_restarts: int,
     announce: Callable[[str], None],
 ) -> RunEnd:
-    """Starts a job, and restarts it from its last checkpoint after failures, at most `max_restarts` times.
+    """Starts a job, and restarts it from its last checkpoint after failures.
 
+    Gives up after `max_restarts` restarts in a row without a newer checkpoint: progress resets their count.
     Flags are added to `typed`, the user's command. `announce` prints a sentence.
     """
     began = time.monotonic()
     attempts: List[FailedAttempt] = []
+    first_step = _read_saved_step(folder)
     while True:
         folder.set_errors_aside()
         end = starter.run(job, _output(job.config))
@@ -85,36 +87,50 @@ def run_with_restarts(
         if failure.last_lines:
             announce(render_failure(failure))
         attempts.append(FailedAttempt(failure, _read_saved_step(folder)))
-        decision, config = _decide_next(attempts, job, dataset, starter.launcher, max_restarts)
+        decision, config = _decide_next(attempts, job, dataset, starter.launcher, max_restarts, first_step)
         if config is None:
             return RunEnd(end.status, attempts[-1], decision.reason)
         if typed.config.time_limit:
             left_s = max(typed.config.time_limit.seconds - int(time.monotonic() - began), 1)
             config = dataclasses.replace(config, time_limit=TimeSpan(left_s))
         restarted = job if config == job.config else replan_job(typed, config, dataset)
-        number = f"Restart {len(attempts)} of {max_restarts}."
+        number = f"Restart {count_without_progress(attempts, first_step)} of {max_restarts}."
         announce(f"{render_restart(attempts[-1], decision.reason, job, restarted)} {number}")
         job = restarted
 
 
-def decide(attempts: Sequence[FailedAttempt], unreachable: Sequence[str], max_restarts: int) -> Decision:
-    """Decides what to do after the last of some failed attempts, given the hosts that cannot be reached."""
+def decide(
+    attempts: Sequence[FailedAttempt], unreachable: Sequence[str], max_restarts: int, first_step: int = 0
+) -> Decision:
+    """Decides what to do after the last of some failed attempts, given the hosts that cannot be reached.
+
+    `first_step` is that of the checkpoint which the first attempt started from.
+    """
     last = attempts[-1]
-    before = attempts[-2] if len(attempts) > 1 else None
-    is_same = before is not None and last.saved_step <= before.saved_step and last.failure.resembles(before.failure)
+    in_a_row = count_without_progress(attempts, first_step)
+    is_same = in_a_row > 1 and last.failure.resembles(attempts[-2].failure)
     no_progress = f"it failed twice in the same way without getting past step {last.saved_step:,}"
-    instance = last.failure.instance
-    is_twice = before is not None and instance is not None and instance == before.failure.instance
+    not_helped = f"{cli.count(max_restarts, 'restart')} without progress did not help"
+    # Fewer instances are slower, and hide what is wrong with the others. So they come last.
+    is_last_restart = in_a_row == max_restarts and in_a_row > 1
     rules = [
         (not max_restarts, Decision(STOP)),
         (not last.failure.transient, Decision(STOP, "it was not restarted, because it would fail again")),
-        (len(attempts) > max_restarts, Decision(STOP, f"{cli.count(max_restarts, 'restart')} did not help")),
+        (in_a_row > max_restarts, Decision(STOP, not_helped)),
         (bool(unreachable), Decision(SHRINK, f"{cli.alternatives(unreachable)} cannot be reached")),
         (is_same and not last.failure.is_kill, Decision(STOP, no_progress)),
-        (is_twice, Decision(SHRINK, f"instance {instance} failed twice in a row")),
-        (is_same, Decision(SHRINK, no_progress)),
+        (is_last_restart, Decision(SHRINK, f"{in_a_row} failures in a row without progress")),
     ]
     return next((decision for applies, decision in rules if applies), Decision(RESTART))
+
+
+def count_without_progress(attempts: Sequence[FailedAttempt], first_step: int = 0) -> int:
+    """Returns how many of the last attempts failed in a row, the last one that made progress included."""
+    best, count = first_step, 0
+    for attempt in attempts:
+        count = 1 if attempt.saved_step > best else count + 1
+        best = max(best, attempt.saved_step)
+    return count
 
 
 def plan_fewer_instances(job: Job, dataset: DatasetInfo, lost_hosts: Sequence[str]) -> Optional[TrainConfig]:
@@ -160,20 +176,22 @@ def render_restart(last: FailedAttempt, reason: str, before: Job, after: Job) ->
 
 
 def _decide_next(
-    attempts: Sequence[FailedAttempt], job: Job, dataset: DatasetInfo, launcher: str, max_restarts: int
+    attempts: Sequence[FailedAttempt], job: Job, dataset: DatasetInfo, launcher: str, max_restarts: int, first_step: int
 ) -> Tuple[Decision, Optional[TrainConfig]]:
     """Returns the decision and the config of the next attempt; None to stop."""
     names = job.plan.topology.hosts.names
-    decision = decide(attempts, (), max_restarts)
+    decision = decide(attempts, (), max_restarts, first_step)
     unreachable = _find_unreachable(names) if decision.action != STOP and launcher != "srun" else []
     if unreachable:
-        decision = decide(attempts, unreachable, max_restarts)
+        decision = decide(attempts, unreachable, max_restarts, first_step)
     if decision.action == STOP:
         return decision, None
     if decision.action == RESTART:
         return decision, job.config
     lost = unreachable or [name for name in names if name == attempts[-1].failure.host]
     config = plan_fewer_instances(job, dataset, lost if set(lost) < set(names) else ())
+    if config is None and not unreachable:
+        return Decision(RESTART, decision.reason), job.config
     if config is None:
         return Decision(STOP, f"{decision.reason}, and there is no layout on fewer instances"), None
     return decision, config

@@ -7,16 +7,21 @@ the SDK, and connects them through Horovod's Gloo controller. Output is tagged l
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before other modules are imported, so that a signal during their import is one line
+    from tf_ipu_dp.emulator.launcher import stop_signals
+
+    stop_signals.exit_at_once()
+
+import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
-from typing import Sequence
+from typing import NoReturn, Sequence
 
 import tf_ipu_dp
 from tf_ipu_dp.emulator.devices import registry
-from tf_ipu_dp.emulator.launcher import failure_report, poprun_options
+from tf_ipu_dp.emulator.launcher import failure_report, poprun_options, stop_signals
 from tf_ipu_dp.emulator.launcher.job import Job, plan_job
 from tf_ipu_dp.emulator.launcher.network import HostError
 from tf_ipu_dp.emulator.launcher.poprun_options import OptionError, Options
@@ -48,8 +53,11 @@ def main(words: Sequence[str]) -> int:
         print(f"poprun: {error}", file=sys.stderr)
         first = min(job.instances_on(error.host), default=0)
         failure_report.write(first, error.host, Failure(1, reason=str(error)), ())
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except stop_signals.Stopped as stopped:
+        sentence = stop_signals.render(stopped.number)
+        if sentence:
+            print(f"poprun: {sentence}", file=sys.stderr)
+        return 128 + stopped.number
     return 1
 
 
@@ -76,5 +84,15 @@ def _render_version(style: str) -> str:
     return f"poprun of the emulator in tf_ipu_dp {tf_ipu_dp.__version__}\n"
 
 
+def _exit(status: int) -> NoReturn:
+    """Ends the process without the interpreter's shutdown: TensorFlow may be imported, or about to be, in a thread."""
+    stop_signals.exit_at_once()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    stop_signals.raise_stopped()
+    _exit(main(sys.argv[1:]))

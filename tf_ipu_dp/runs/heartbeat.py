@@ -132,6 +132,11 @@ class StatusReporter:
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(2 * PERIOD_S)
+        self.remove()
+
+    def remove(self) -> None:
+        """Removes the files, also from another thread while this process ends."""
+        self._stopped.set()
         for path in (self._path, _pointer(self._environ, self._status.pid)):
             with contextlib.suppress(OSError):
                 path.unlink()

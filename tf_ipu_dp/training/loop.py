@@ -77,6 +77,7 @@ class TrainingLoop:
 
     def run(self) -> RunResult:
         """Trains to the last step, or until a stop reason; TrainingError for a failure."""
+        self.signals.before_leaving = self.reporting.remove_heartbeat
         with self.reporting.heartbeat():
             resumed = self._resume()
             with self.reporting.records() as past_losses:
@@ -166,6 +167,7 @@ class TrainingLoop:
 
     def _after_execution(self, execution: Execution) -> bool:
         """Records, checks and saves what is due after an execution. Returns whether to continue."""
+        self.signals.begin_training()
         updates = self.plan.epochs.device_iterations
         self.step += updates
         self.reporting.phase("training", self.step)

@@ -66,6 +66,10 @@ class Reporting:
             self._watch.stop()
             self._reporter.stop()
 
+    def remove_heartbeat(self) -> None:
+        """Removes the heartbeat, from any thread: the process is about to end."""
+        self._reporter.remove()
+
     @contextlib.contextmanager
     def records(self) -> Iterator[Dict[int, Optional[float]]]:
         """Opens the sinks, which continue the folder's records. Yields past validation losses, on the leader."""

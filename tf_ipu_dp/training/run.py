@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import traceback
 from typing import Iterator, Optional, TextIO
@@ -31,6 +32,7 @@ from tf_ipu_dp.training.stop import SignalHandler
 
 # If all instances have the same error, only the leader reports it: its exit ends the others within this time.
 _LEADER_REPORTS_WITHIN_S = 1.5
+_LAUNCHER_REPORTS_WITHIN_S = 15.0
 
 
 def train(
@@ -64,10 +66,35 @@ def train(
 def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> TrainingSession:
     """Attaches the device, opens the data, checks that all instances match, and makes the model."""
     # The device is attached first: it may set TensorFlow's threads, which is impossible once TensorFlow has computed.
-    device = session.attach(cfg, plan, sdk, instance)
+    with _attached_in_time(cfg.stall_timeout.seconds if plan.topology.instances > 1 else 0, instance):
+        device = session.attach(cfg, plan, sdk, instance)
     source = session.open_source(cfg, plan)
     checks.compare_instances(cfg, plan, sdk, source, device.world)
     return session.make_session(cfg, plan, sdk, device, source)
+
+
+@contextlib.contextmanager
+def _attached_in_time(limit_s: float, instance: int) -> Iterator[None]:
+    """Ends the process if the body, in which all instances connect, takes longer than the limit (0: none).
+
+    There are no heartbeats before, and the call cannot be interrupted. A launcher that knows which instance is missing
+    reports it first.
+    """
+
+    def leave() -> None:
+        text = f"train: instance {instance} {failures.LOST_PEERS}: they have not connected within {limit_s:.0f} s "
+        with contextlib.suppress(OSError):
+            os.write(2, f"{text}(--stall_timeout). Start the run again.\n".encode())
+        os._exit(1)
+
+    timer = threading.Timer(limit_s + _LAUNCHER_REPORTS_WITHIN_S, leave)
+    timer.daemon = True
+    if limit_s:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -6,36 +6,80 @@ step. No TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 import signal
+import threading
 from types import FrameType
 from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, early_signals
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.runs.records import StopReason
 
 # How often instances exchange metrics and stop requests; each exchange costs some milliseconds.
 _EXCHANGE_PERIOD_S = 0.25
+_LEAVE_WITHIN_S = 2.0
 
 
 class SignalHandler:
-    """Records SIGINT and SIGTERM, so that the run stops after its execution; a second signal exits at once."""
+    """Records SIGINT and SIGTERM, so that the run stops after its execution; a second signal exits at once.
+
+    Before the first execution is done there is nothing to save, and a signal exits at once. The main thread may then be
+    in TensorFlow or Horovod for a long time, where Python calls no handler: so another thread waits for signals too.
+    """
 
     def __init__(self, info: Callable[[str], None], warning: Callable[[str], None]) -> None:
         self.received = 0
+        self.before_leaving: Callable[[], None] = lambda: None  # removes what the run has written so far
         self._info, self._warning = info, warning
+        self._is_training = False
+        self._leaving = threading.Lock()
 
     def __enter__(self) -> SignalHandler:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        threading.Thread(target=self._leave_while_starting, name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._writing)  # which ends the thread
+
+    def begin_training(self) -> None:
+        """From now on a signal lets the run save."""
+        self._is_training = True
+
+    def _leave_while_starting(self) -> None:
+        with os.fdopen(self._reading, "rb", buffering=0) as stream:
+            while numbers := stream.read(1):  # to the end: a closed pipe would be reported at the next signal
+                if numbers[0] in self._before and not self._is_training:
+                    self._leave_now(numbers[0])
+
+    def _leave_now(self, number: int) -> None:
+        with self._leaving:  # of the two threads the second one waits for the end of the process
+            # The handler may have interrupted a write to the same stream, or to a folder that does not respond.
+            deadline = threading.Timer(_LEAVE_WITHIN_S, os._exit, (128 + number,))
+            deadline.daemon = True
+            deadline.start()
+            with contextlib.suppress(RuntimeError, OSError):
+                self.before_leaving()
+                if not early_signals.is_launched():  # else the launcher reports it
+                    name = signal.Signals(number).name
+                    self._warning(f"train: {name} before the first update; there is nothing to save.")
+            deadline.cancel()
+            os._exit(128 + number)
 
     def _handle(self, number: int, _: Optional[FrameType]) -> None:
+        if not self._is_training:
+            self._leave_now(number)
+            return
         name = signal.Signals(number).name
         if self.received:
             self._warning(f"{name}: exiting at once.")

@@ -78,13 +78,20 @@ def test_a_lost_host_is_left_out_and_the_hosts_that_stay_share_the_instances():
         ([failed()], [], 1, "restart"),
         ([failed(transient=False)], [], 3, "stop"),
         ([failed()], ["b"], 3, "shrink"),
-        ([failed(status=137, step=8), failed(status=137, step=16)], [], 3, "shrink"),
+        ([failed(status=137, step=8), failed(status=137, step=16)], [], 3, "restart"),
         ([failed(status=137, instance=0), failed(status=137, instance=1, step=8)], [], 3, "restart"),
-        ([failed(status=137, instance=0), failed(status=137, instance=1)], [], 3, "shrink"),
+        ([failed(status=137, instance=0)] * 2, [], 3, "restart"),
+        ([failed(status=137, instance=0)] * 3, [], 3, "shrink"),
+        ([failed(status=137, instance=0)] * 4, [], 3, "stop"),
+        ([failed(status=137, step=step) for step in range(8, 80, 8)], [], 1, "restart"),
+        ([*[failed(status=137, step=8)] * 3, failed(status=137, step=16)], [], 3, "restart"),
+        ([failed(status=137, step=16), failed(status=137, step=8), failed(status=137, step=16)], [], 3, "shrink"),
+        ([failed(status=137)], [], 1, "restart"),
+        ([failed(status=137)] * 2, [], 1, "stop"),
         ([failed(step=8), failed(step=8)], [], 3, "stop"),
         ([failed(step=8, line="at 0x7f step 9"), failed(step=8, line="at 0x1c step 8")], [], 3, "stop"),
         ([failed(step=8), failed(step=8, line="other", instance=0)], [], 3, "restart"),
-        ([failed(step=8), failed(step=16, instance=0)], [], 1, "stop"),
+        ([failed(step=8), failed(step=16, instance=0)], [], 1, "restart"),
     ],
 )
 def test_the_answer_to_a_failure_depends_on_the_attempts_before(past, unreachable, most, action):
@@ -112,3 +119,17 @@ def test_a_restart_is_announced_in_one_sentence_with_what_changes():
         .split("on 1 instance x 8 replicas")[1]
         .startswith(" without a and b, micro batch 16 instead of 8")
     )
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 5))
+def test_kills_after_which_every_attempt_gets_further_never_end_a_run(steps, most):
+    past = [failed(status=137, step=step) for step in sorted(set(steps), reverse=False) if step]
+    for count in range(1, len(past) + 1):
+        assert restart.decide(past[:count], (), most).action == "restart"
+
+
+def test_a_first_attempt_that_does_not_get_past_the_checkpoint_it_started_from_made_no_progress():
+    attempts = [failed(status=137, step=40), failed(status=137, step=40)]
+    assert restart.count_without_progress(attempts[:1], 40) == restart.count_without_progress(attempts[:1]) == 1
+    assert restart.count_without_progress(attempts, 40) == 2
+    assert restart.count_without_progress([*attempts, failed(step=44)], 40) == 1

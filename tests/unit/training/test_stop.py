@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -118,6 +120,7 @@ def test_a_first_signal_is_noted_and_a_second_exits():
     said = []
     before = signal.getsignal(signal.SIGTERM)
     with stop.SignalHandler(said.append, said.append) as handler:
+        handler.begin_training()
         os.kill(os.getpid(), signal.SIGTERM)
         assert handler.received == signal.SIGTERM
         with pytest.raises(SystemExit) as caught:
@@ -125,3 +128,33 @@ def test_a_first_signal_is_noted_and_a_second_exits():
         assert caught.value.code == 128 + signal.SIGTERM
     assert [text.split(":")[0] for text in said] == ["SIGTERM", "SIGTERM"]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_before_the_first_update_a_signal_exits_at_once_even_while_the_main_thread_is_in_a_library(
+    launched, monkeypatch
+):
+    """The lock stands for Horovod's init: no handler of Python can run until it returns."""
+    if launched:
+        monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+    code = """
+import ctypes, os, signal, sys, threading
+from tf_ipu_dp.training import stop
+
+def leave():
+    print("removed", flush=True)
+
+with stop.SignalHandler(print, lambda text: print(text, flush=True)) as handler:
+    handler.before_leaving = leave
+    print("ready", flush=True)
+    lock = (ctypes.c_byte * 64)()
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_lock(lock)
+    libc.pthread_mutex_lock(lock)  # for ever, whatever signal arrives
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    told = [] if launched else ["train: SIGTERM before the first update; there is nothing to save."]
+    assert (process.returncode, out.splitlines()) == (143, ["removed", *told])

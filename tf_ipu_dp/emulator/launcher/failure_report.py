@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
+from tf_ipu_dp.emulator.launcher import stop_signals
 from tf_ipu_dp.emulator.launcher.supervisor import Failure
 
-FILE_VARIABLE = "IPU_EMULATOR_REPORT"
+FILE_VARIABLE = stop_signals.REPORT_VARIABLE
 
 
 def render(failure: Failure, *, instances: int, hosts: int) -> str:

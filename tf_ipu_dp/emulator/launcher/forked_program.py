@@ -49,7 +49,7 @@ class ForkedProgram:
 def fork(
     words: Sequence[str], environ: Mapping[str, str], directory: Optional[str], prepare_child: Callable[[], None]
 ) -> ForkedProgram:
-    """Starts the program in a fork, where `prepare_child` is called first."""
+    """Starts the program in a fork, where `prepare_child` is called first. It sets how signals end the fork."""
     pipes = [os.pipe(), os.pipe()]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,9 +77,6 @@ def _exec_program(
     for number, handle in enumerate((null, out, err)):
         os.dup2(handle, number)
     _close_inherited_files()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if directory is not None:
         os.chdir(directory)
     os.environ.clear()
@@ -116,11 +113,15 @@ def _exec_program(
 
 def _run_to_exit_code(words: Sequence[str]) -> int:
     try:
+        # Until here SIGINT ends the process silently: it has run nothing of the program.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _run(words)
     except SystemExit as error:
         return _exit_code(error)
-    except KeyboardInterrupt:
-        traceback.print_exc()
+    except KeyboardInterrupt as error:
+        if _is_in_program(error.__traceback__):
+            traceback.print_exc()
         return 128 + signal.SIGINT
     except BaseException as error:
         trace = error.__traceback__
@@ -129,6 +130,12 @@ def _run_to_exit_code(words: Sequence[str]) -> int:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
+
+
+def _is_in_program(trace: Optional[types.TracebackType]) -> bool:
+    """Whether an exception was raised in the program, and not before its first line."""
+    own = vars(sys.modules["__main__"])
+    return any(frame.f_globals is own for frame, _ in traceback.walk_tb(trace))
 
 
 def _clear_modules(loaded: FrozenSet[str]) -> None:

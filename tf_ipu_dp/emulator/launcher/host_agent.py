@@ -14,12 +14,13 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from tf_ipu_dp.emulator.launcher import host_messages, network, processes
 from tf_ipu_dp.emulator.launcher.host_job import HostJob, inherited_environment
 
 _SERVER_TIMEOUT_S = 10.0
+_POLL_S = 0.02  # until the processes are prepared
 _CLONE_NEWUTS, _MAX_HOST_NAME = 0x04000000, 64
 
 
@@ -30,6 +31,8 @@ class HostAgent:
         # None requests the end. Signal handlers may add it at any moment.
         self._inbox: queue.SimpleQueue[Optional[Tuple[str, Any]]] = queue.SimpleQueue()
         self._processes: Optional[processes.LocalProcesses] = None
+        self._unstarted: Optional[processes.LocalProcesses] = None  # while they are prepared
+        self._server: Optional[Tuple[str, int]] = None
         self._write_lock = threading.Lock()
 
     def run(self) -> None:
@@ -42,8 +45,9 @@ class HostAgent:
             threading.Thread(target=target, daemon=True).start()
         last_message_at = time.monotonic()
         while True:
+            self._start_when_prepared()
             try:
-                message = self._inbox.get(timeout=1.0)
+                message = self._inbox.get(timeout=1.0 if self._unstarted is None else _POLL_S)
             except queue.Empty:
                 if time.monotonic() - last_message_at > host_messages.HEARTBEAT_TIMEOUT_S:
                     break
@@ -53,10 +57,14 @@ class HostAgent:
             last_message_at = time.monotonic()
             kind, value = message
             if kind == "job":
-                self._start(HostJob.from_json(value))
+                self._prepare(HostJob.from_json(value))
             elif kind == "signal" and self._processes is not None:
+                if self._unstarted is not None:
+                    self._report_not_started(self._unstarted.indices, value)
+                    break
                 self._processes.send_signal(value)
             elif kind == "close":
+                self._unstarted = None
                 threading.Thread(target=self._close, args=tuple(value), daemon=True).start()
         if self._processes is not None:
             self._processes.close(processes.FAILURE_GRACE_S, terminate=True)
@@ -73,7 +81,11 @@ class HostAgent:
         """Forwards the exit of a process."""
         self._send("exited", [ended.index, ended.status, ended.by_signal])
 
-    def _start(self, job: HostJob) -> None:
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Forwards that a process has been stopped for some time."""
+        self._send("stopped", [index, pid, seconds])
+
+    def _prepare(self, job: HostJob) -> None:
         problem = network.why_unreachable(job.server, _SERVER_TIMEOUT_S)
         if problem:
             self._fail(f"{problem} Choose another network with --host-subnet CIDR.")
@@ -84,13 +96,29 @@ class HostAgent:
                 "Give them different names."
             )
             return
-        try:
-            self._processes = processes.LocalProcesses("", job.commands(inherited_environment()), self, self)
-            self._processes.start()
-        except OSError as error:
-            self._fail(f"{job.program[0]} cannot be started ({error.strerror}).")
+        self._program, self._server = job.program[0], job.server
+        self._processes = processes.LocalProcesses(
+            "", job.commands(inherited_environment()), self, self, job.stall_timeout_s
+        )
+        self._unstarted = self._processes
+        self._unstarted.prepare()
+
+    def _start_when_prepared(self) -> None:
+        if self._unstarted is None or not self._unstarted.is_prepared():
             return
-        threading.Thread(target=self._watch_network, args=(job.server,), daemon=True).start()
+        prepared, self._unstarted = self._unstarted, None
+        try:
+            prepared.start()
+        except OSError as error:
+            self._fail(f"{self._program} cannot be started ({error.strerror}).")
+            return
+        threading.Thread(target=self._watch_network, args=(self._server,), daemon=True).start()
+
+    def _report_not_started(self, indices: Sequence[int], number: int) -> None:
+        """Reports processes that a signal has ended before they were started."""
+        for index in indices:
+            self.exited(processes.Exit(index, 128 + number, number))
+        self._send("closed", 1)
 
     def _close(self, grace_s: float, terminate: bool) -> None:
         if self._processes is not None:

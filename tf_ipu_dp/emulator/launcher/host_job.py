@@ -30,6 +30,7 @@ class HostJob:
     own_name: str = ""  # a host name to set for the job, if two hosts have the same one
     ipus: int = 0  # to reserve for the whole job; 0 for none
     name: str = ""  # of the job
+    stall_timeout_s: float = 0.0  # how long an instance may be stopped; 0 for no limit
 
     def commands(self, environ: Mapping[str, str]) -> Dict[int, processes.Command]:
         """Returns the processes to start, with this machine's cores divided between them and IPUs reserved for them."""

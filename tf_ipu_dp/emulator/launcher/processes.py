@@ -13,13 +13,17 @@ import sys
 import threading
 import time
 import uuid
-from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
+from pathlib import Path
+from typing import IO, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set
 
-from tf_ipu_dp.emulator.launcher import forked_program, orphans, preload
+from tf_ipu_dp.emulator.launcher import forked_program, orphans, preload, stop_signals
+from tf_ipu_dp.emulator.launcher.preloading import Preloading
 
 FAILURE_GRACE_S = 3.0  # between SIGTERM and SIGKILL, when another process has failed
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.02
+_STATE_POLL_S = 1.0
+_OTHERS_REPORT_WITHIN_S = 10.0  # instances of a run watch each other, and say what one was doing; so they come first
 _READ_POLL_MS = 200
 _PR_SET_PDEATHSIG = 1
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -59,11 +63,14 @@ class Output(Protocol):
         """Marks the end of a process's stream."""
 
 
-class ExitObserver(Protocol):
-    """Receives the ends of processes, from any thread."""
+class ProcessObserver(Protocol):
+    """Receives what happens to processes, from any thread."""
 
     def exited(self, ended: Exit) -> None:
         """Receives the end of one process."""
+
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Receives, once, that a process has been stopped for longer than the limit."""
 
 
 class HostProcesses(Protocol):
@@ -71,6 +78,12 @@ class HostProcesses(Protocol):
 
     host: str
     indices: List[int]
+
+    def prepare(self) -> None:
+        """Begins with what takes time before processes can be started."""
+
+    def is_prepared(self) -> bool:
+        """Whether `start` can be called."""
 
     def start(self) -> None:
         """Starts them all."""
@@ -88,8 +101,17 @@ class HostProcesses(Protocol):
 class LocalProcesses:
     """The processes on this machine. Each leads its own session, so that a terminal's signals do not reach it."""
 
-    def __init__(self, host: str, commands: Mapping[int, Command], output: Output, observer: ExitObserver) -> None:
+    def __init__(
+        self,
+        host: str,
+        commands: Mapping[int, Command],
+        output: Output,
+        observer: ProcessObserver,
+        stall_timeout_s: float = 0.0,
+    ) -> None:
+        """With a stall timeout, a process that is stopped for longer (by SIGSTOP or a debugger) is reported."""
         self.host = host
+        self._stall_timeout_s = stall_timeout_s
         self.indices = list(commands)
         self._commands = commands
         self._output = output
@@ -97,15 +119,24 @@ class LocalProcesses:
         self._processes: Dict[int, Any] = {}
         self._readers: List[threading.Thread] = []
         self._mark = uuid.uuid4().hex
+        self._preloading: Optional[Preloading] = None
         self._reaper: Any = None
         self._is_closing = threading.Event()
 
-    def start(self) -> None:
-        """Starts them all. The thread that calls it must outlive them: they are killed when it ends."""
+    def prepare(self) -> None:
+        """Begins to import what they share, if they can be forks of this process."""
         environs = [self._with_mark(command) for command in self._commands.values()]
         words = [list(command.words) for command in self._commands.values()]
-        use_fork = all(each == words[0] for each in words) and preload.can_fork(words[0], environs)
-        use_fork = use_fork and preload.preload(words[0], environs[0])
+        if all(each == words[0] for each in words) and preload.can_fork(words[0], environs):
+            self._preloading = Preloading(words[0], environs[0])
+
+    def is_prepared(self) -> bool:
+        """Whether the import is done, or not needed."""
+        return self._preloading is None or self._preloading.is_done()
+
+    def start(self) -> None:
+        """Starts them all. The thread that calls it must outlive them: they are killed when it ends."""
+        use_fork = self._preloading is not None and self._preloading.can_fork()
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", orphans.__file__, self._mark],
             stdin=subprocess.PIPE,
@@ -122,6 +153,8 @@ class LocalProcesses:
                 reader.start()
                 self._readers.append(reader)
             threading.Thread(target=self._wait, args=(index, process), daemon=True).start()
+        if self._stall_timeout_s:
+            threading.Thread(target=self._watch_stopped, daemon=True).start()
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to every running process and its process group.
@@ -130,8 +163,12 @@ class LocalProcesses:
         """
         for process in self._processes.values():
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                try:
                     os.killpg(process.pid, number)
+                except ProcessLookupError:  # a fork that does not lead its group yet
+                    _send_signal(process.pid, number)
+                except PermissionError:
+                    continue
         if number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self._find_escaped():
                 _send_signal(pid, number)
@@ -141,6 +178,9 @@ class LocalProcesses:
 
         Children that have left the process groups always get SIGTERM, and at most FAILURE_GRACE_S to end.
         """
+        if not self.is_prepared():
+            assert self._preloading is not None
+            self._preloading.abandon()
         began, signalled = time.monotonic(), set()
         left = orphans.find(self._mark) if self._processes else []
         while left:
@@ -171,20 +211,21 @@ class LocalProcesses:
 
     def _start(self, command: Command, use_fork: bool) -> Any:
         environ = self._with_mark(command)
-        # It makes two system calls and takes no lock, so it is safe although other threads are running.
-        prepare_child = _make_prepare_child(command.cpus, os.getpid())
-        if use_fork:
-            return forked_program.fork(command.words, environ, command.directory, prepare_child)
-        return subprocess.Popen(
-            list(command.words),
-            env=environ,
-            cwd=command.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=prepare_child,  # noqa: PLW1509
-        )
+        with stop_signals.blocked() as mask:
+            # It makes few system calls and takes no lock, so it is safe although other threads are running.
+            prepare_child = _make_prepare_child(command.cpus, os.getpid(), mask)
+            if use_fork:
+                return forked_program.fork(command.words, environ, command.directory, prepare_child)
+            return subprocess.Popen(
+                list(command.words),
+                env=environ,
+                cwd=command.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=prepare_child,  # noqa: PLW1509
+            )
 
     def _find_escaped(self) -> List[int]:
         """Returns the processes of the job that have left the process groups of its instances."""
@@ -193,6 +234,27 @@ class LocalProcesses:
 
     def _wait(self, index: int, process: Any) -> None:
         self._observer.exited(Exit.from_code(index, process.wait()))
+
+    def _watch_stopped(self) -> None:
+        """Reports a process that is stopped, also if all are: then none of them can report it."""
+        limit_s = self._stall_timeout_s + _OTHERS_REPORT_WITHIN_S
+        since: Dict[int, float] = {}
+        checked_at = time.monotonic()
+        while not self._is_closing.wait(_STATE_POLL_S):
+            now = time.monotonic()
+            if now - checked_at > 5 * _STATE_POLL_S:  # this process was stopped itself
+                since.clear()
+            checked_at = now
+            for index, process in self._processes.items():
+                if process.returncode is None and _is_stopped(process.pid):
+                    since.setdefault(index, now)
+                else:
+                    since.pop(index, None)
+            overdue = [index for index, at in since.items() if now - at > limit_s]
+            if overdue:
+                index = min(overdue)
+                self._observer.stopped(index, self._processes[index].pid, now - since[index])
+                return
 
     def _read(self, index: int, name: str, stream: IO[bytes]) -> None:
         readable = select.poll()
@@ -215,6 +277,14 @@ def _send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended, or this is not Linux
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
 def _process_group(pid: int) -> int:
     try:
         return os.getpgid(pid)
@@ -222,10 +292,11 @@ def _process_group(pid: int) -> int:
         return 0
 
 
-def _make_prepare_child(cpus: Optional[Sequence[int]], parent: int) -> Callable[[], None]:
+def _make_prepare_child(cpus: Optional[Sequence[int]], parent: int, mask: Set[int]) -> Callable[[], None]:
     """Returns what a child does before it runs the program: it is killed when its parent ends, and pinned to cores."""
 
     def prepare_child() -> None:
+        stop_signals.restore_in_child(mask)
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:

@@ -59,6 +59,7 @@ class RemoteHost:
             "output": self._on_output,
             "finish": self._on_finish,
             "exited": self._on_exited,
+            "stopped": lambda value: self._events.stopped(*value),
             "failed": self._on_failed,
             "closed": lambda _: self._closed.set(),
         }
@@ -84,10 +85,17 @@ class RemoteHost:
         """Sets what the host runs."""
         self._job, self.indices = job, list(job.instances)
 
-    def start(self) -> None:
-        """Starts the processes. A failure to start them is reported as an event."""
+    def prepare(self) -> None:
+        """Starts the processes, when the agent has prepared them. A failure to start them is reported as an event."""
         assert self._job is not None
         self._send("job", self._job.to_json())
+
+    def is_prepared(self) -> bool:
+        """Nothing is left to wait for."""
+        return True
+
+    def start(self) -> None:
+        """Does nothing: the agent starts them."""
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to every process."""

@@ -1,4 +1,4 @@
-"""How the processes of a job find each other: Horovod's rendezvous server, run by poprun or by instance 0.
+"""How the processes of a job find each other: at a rendezvous server, run by poprun or by instance 0.
 
 poprun and `horovodrun` set all variables that Horovod needs. `mpirun` and `srun` set only rank and size: then instance
 0 runs the server, at an address and port that all instances can compute. Under `mpirun` with a Horovod that was built
@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http
 import os
 import re
 import socket
-import threading
 import time
 import zlib
-from typing import Any, Callable, Dict, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, MutableMapping, Optional, Tuple
 
-from tf_ipu_dp.emulator.launcher import exit_notices, network
-from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
+from tf_ipu_dp.emulator.launcher import network
+from tf_ipu_dp.emulator.launcher.rendezvous_server import Server
 
 SERVER_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
+ADDRESS_VARIABLE = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 _TIMEOUT_S = 60.0
 _FIRST_PORT, _PORTS = 15_000, 17_000  # below the ephemeral ports of Linux
 # The variables of launchers for each of Horovod's, the more specific ones first.
@@ -38,81 +37,11 @@ _MPIRUN_SERVERS = ("PMIX_SERVER_URI", "PMI_FD", "PMI_PORT")
 _JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
-class Server:
-    """Horovod's server, in a thread of this process."""
-
-    def __init__(
-        self,
-        slots: Sequence[Tuple[str, int]],
-        address: str,
-        port: int = 0,
-        on_exit_notice: Callable[[int], None] = lambda instance: None,
-        watch: Optional[ConnectionWatch] = None,
-    ) -> None:
-        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-        class QuietServer(RendezvousHTTPServer):  # type: ignore[misc]
-            request_queue_size = 1024  # all instances connect at once
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """Prints nothing when a client closes its connection."""
-
-        class Handler(RendezvousHandler):  # type: ignore[misc]
-            def do_PUT(self) -> None:  # noqa: N802
-                instance = exit_notices.parse(self.path)
-                if instance is not None:
-                    on_exit_notice(instance)  # before the answer, for which the instance waits
-                if watch is not None:
-                    scope, _, key = self.path.lstrip("/").partition("/")
-                    watch.written(scope, key)
-                super().do_PUT()
-
-            def do_DELETE(self) -> None:  # noqa: N802
-                """Removes the addresses of a process group when all its members have connected.
-
-                They may connect again later, at other addresses. Horovod's own handler also removes the members of the
-                other groups that have connected so far. So if groups connect at the same time, some are never
-                removed, and at the next start instances connect to addresses that are no longer in use.
-                """
-                scope, _, key = self.path.lstrip("/").partition("/")
-                if watch is not None:
-                    watch.deleted(scope)
-                if scope not in self.server.scope_size:
-                    super().do_DELETE()
-                    return
-                with self.server.finished_list_lock, self.server.cache_lock:
-                    connected = self.server.finished_list[scope]
-                    if key not in connected:
-                        connected.append(key)
-                    if len(connected) == self.server.scope_size[scope]:
-                        connected.clear()
-                        self.server.cache.pop(scope, None)
-                self.send_status_code(http.HTTPStatus.OK)
-
-        self._watch = watch
-        self._server = QuietServer((address, port), Handler, 0)
-        infos = [HostInfo(host, count) for host, count in slots]
-        self._server.init(get_host_assignments(infos, sum(count for _, count in slots)))
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_port)
-
-    def stop(self) -> None:
-        """Closes the port."""
-        if self._watch is not None:
-            self._watch.close()
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def variables(address: str, port: int, interface: str, host: str) -> Dict[str, str]:
-    """Returns the variables by which Horovod finds the server."""
+def variables(address: str, port: int, interface: str, host: str, secret: str = "") -> Dict[str, str]:
+    """Returns the variables by which Horovod finds the server, and the secret that the server asks for."""
     return {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        # Horovod asks http://ADDR:PORT/..., so that what stands here behind the address comes first in every path.
+        ADDRESS_VARIABLE: f"{address}:{port}/{secret}" if secret else address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": interface,
         "HOROVOD_HOSTNAME": host,
@@ -136,16 +65,16 @@ def connects_by_mpi(environ: Mapping[str, str], built: bool) -> bool:
 
 def complete(environ: MutableMapping[str, str], instance: int, instances: int) -> Optional[Server]:
     """Adds the variables that Horovod needs and the launcher has not set; returns the server that instance 0 starts."""
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
+    if ADDRESS_VARIABLE in environ:
         return None
     ranks = find_ranks(environ, instance, instances)
     address, port = find_server(environ, ranks)
+    secret = environ.get(SERVER_VARIABLE, "").partition("/")[2]
     server = None
     if ranks["RANK"] == 0:
         slots = [(str(host), ranks["LOCAL_SIZE"]) for host in range(ranks["CROSS_SIZE"])]
-        bound = network.LOOPBACK if address == network.LOOPBACK else ""
         try:
-            server = Server(slots, bound, port)
+            server = Server(slots, [address], port, secret=secret)
         except OSError as error:
             taken = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise RuntimeError(f"Port {port} {taken}. Set {SERVER_VARIABLE}={address}:PORT to another.") from error
@@ -153,7 +82,7 @@ def complete(environ: MutableMapping[str, str], instance: int, instances: int) -
         _wait_for_server(address, port)
     for name, value in ranks.items():
         environ.setdefault(f"HOROVOD_{name}", str(value))
-    found = variables(address, port, network.interface_towards(address), str(ranks["CROSS_RANK"]))
+    found = variables(address, port, network.interface_towards(address), str(ranks["CROSS_RANK"]), secret)
     for name, text in found.items():
         environ.setdefault(name, text)
     return server
@@ -189,7 +118,7 @@ def find_ranks(environ: Mapping[str, str], instance: int, instances: int) -> Dic
 
 def find_server(environ: Mapping[str, str], ranks: Mapping[str, int]) -> Tuple[str, int]:
     """Returns address and port of the server: what the user set, or a port of this host that depends on the job."""
-    asked = environ.get(SERVER_VARIABLE, "")
+    asked = environ.get(SERVER_VARIABLE, "").partition("/")[0]  # a secret may follow
     if asked:
         host, _, port = asked.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):

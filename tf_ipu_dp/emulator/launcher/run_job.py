@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
+import secrets
 import shlex
 import socket
 import sys
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from tf_ipu_dp.emulator import popdist_variables
 from tf_ipu_dp.emulator.launcher import (
@@ -22,19 +24,20 @@ from tf_ipu_dp.emulator.launcher import (
     supervisor,
     tagged_output,
 )
+from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
 from tf_ipu_dp.emulator.launcher.host_job import HostJob, forwarded_variables, inherited_environment
 from tf_ipu_dp.emulator.launcher.job import Job, render_topology
 from tf_ipu_dp.emulator.launcher.remote_host import RemoteHost
+from tf_ipu_dp.emulator.launcher.rendezvous_server import Server
 
 # Defaults, which the user's environment overrides.
 _HOROVOD = {
-    # Compilations and slow inputs keep other instances waiting; poprun itself detects a failed one.
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
     # A Horovod with MPI would look for mpirun, even for one instance.
     "HOROVOD_CONTROLLER": "gloo",
     "HOROVOD_CPU_OPERATIONS": "gloo",
 }
-
+# Compilations and slow inputs keep other instances waiting; poprun itself detects a failed one, or one that is stopped.
+_GLOO_TIMEOUT, _GLOO_TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS", 600.0
 
 # The instance whose output has no tags on a terminal; in files all have them.
 UNTAGGED_VARIABLE = "IPU_EMULATOR_UNTAGGED"
@@ -47,7 +50,7 @@ def run_job(options: poprun_options.Options, job: Job, only_output_from: Optiona
         sys.stdout.flush()
     failure, output = _run_once(options, job, only_output_from)
     if failure is not None and failure.may_start_again:
-        print(f"poprun: {failure.reason} They are started again.", file=sys.stderr)
+        print(f"poprun: {failure.reason} All instances are started again.", file=sys.stderr)
         failure, output = _run_once(options, job, only_output_from)
     status = _report_end(job, output, failure)
     if options.is_on("verbose"):
@@ -60,7 +63,9 @@ def _run_once(
 ) -> Tuple[Optional[supervisor.Failure], tagged_output.TaggedOutput]:
     """Starts the instances and waits for their end; returns the first failure and their output."""
     events = supervisor.Events()
-    streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    # What is written to file descriptor 2 itself is dropped while modules are preloaded.
+    own_stderr = os.fdopen(os.dup(sys.stderr.fileno()), "wb")
+    streams = {"stdout": sys.stdout.buffer, "stderr": own_stderr}
     untagged = os.environ.get(UNTAGGED_VARIABLE, "")
     output = tagged_output.TaggedOutput(
         streams, only_output_from, events.output_closed, int(untagged) if untagged.isdecimal() else None
@@ -76,22 +81,29 @@ def _run_once(
             for each in remote.values():
                 each.wait_until_ready()
         addresses = _Addresses(job, remote, options.text("host-subnet") or options.mpi().subnet or "")
-        server = _start_server(job, events, for_other_hosts=bool(remote))
+        secret = secrets.token_hex(16)
+        watch, stall_timeout_s = _watch_connections(job, events)
+        server = _start_server(job, events, addresses, secret, watch)
         hosts: List[processes.HostProcesses] = []
         for host in job.hosts:
             address = (addresses.server_of(host), server.port) if server is not None else None
-            connection = rendezvous.variables(*address, addresses.interface_of(host), host) if address else {}
-            task = _make_host_job(options, job, host, host in remote, connection)
+            interface = addresses.interface_of(host)
+            connection = rendezvous.variables(*address, interface, host, secret) if address else {}
+            task = _make_host_job(options, job, host, host in remote, connection, stall_timeout_s)
             if host in remote:
                 taken = [socket.gethostname(), *(each.hostname for name, each in remote.items() if name != host)]
                 own_name = host if len(job.hosts) > 1 and remote[host].hostname in taken else ""
                 remote[host].assign(dataclasses.replace(task, server=address, own_name=own_name))
                 hosts.append(remote[host])
             else:
-                hosts.append(processes.LocalProcesses(host, task.commands(inherited_environment()), output, events))
+                hosts.append(
+                    processes.LocalProcesses(
+                        host, task.commands(inherited_environment()), output, events, stall_timeout_s
+                    )
+                )
             if options.is_on("verbose"):
-                sys.stderr.write(_render_commands(host, task))
-        failure = supervisor.supervise(hosts, events)
+                sys.stderr.write(_render_commands(host, task).replace(secret, "SECRET"))
+        failure = supervisor.supervise(hosts, events, watch, stall_timeout_s)
     except OSError as error:
         raise poprun_options.OptionError(f"{options.program[0]} cannot be started ({error.strerror}).") from error
     finally:
@@ -106,7 +118,9 @@ def _report_end(job: Job, output: tagged_output.TaggedOutput, failure: Optional[
     """Reports which instance or host failed, if one did, and returns the exit status."""
     if failure is None:
         return 0
-    if failure.exit is not None:
+    if failure.exit is None and failure.reason:
+        print(f"poprun: {failure.reason}", file=sys.stderr)
+    elif failure.exit is not None:
         instance = failure.exit.index
         output.show_last_lines(instance)
         sentence = failure_report.render(failure, instances=job.instances, hosts=len(job.hosts))
@@ -121,6 +135,7 @@ class _Addresses:
     def __init__(self, job: Job, remote: Mapping[str, RemoteHost], subnet: str) -> None:
         self._interface = dict.fromkeys(job.hosts, network.LOOPBACK_INTERFACE)
         self._server = dict.fromkeys(job.hosts, network.LOOPBACK)
+        self._announced = {each.address for host in remote.values() for each in host.interfaces}
         if not remote:
             return
         ours = network.read_interfaces()
@@ -137,17 +152,26 @@ class _Addresses:
         """Returns the address of this machine as seen from a host."""
         return self._server[host]
 
+    @property
+    def of_server(self) -> List[str]:
+        """Returns the addresses of this machine that the instances of the job connect to."""
+        return sorted(set(self._server.values()))
+
+    @property
+    def of_job(self) -> Set[str]:
+        """Returns the addresses that instances of the job may connect from."""
+        return {*self._server.values(), *self._announced}
+
     def interface_of(self, host: str) -> str:
         """Returns the interface that the host's instances use."""
         return self._interface[host]
 
 
-def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) -> Optional[rendezvous.Server]:
-    """Returns the rendezvous server; None for a single instance, which needs none."""
-    if job.instances == 1:
-        return None
+def _watch_connections(job: Job, events: supervisor.Events) -> Tuple[ConnectionWatch, float]:
+    """Returns the watch that notices instances which do not connect to each other, and the stall timeout."""
     try:
         timeout_s = connection_watch.read_timeout_s(os.environ)
+        stall_timeout_s = connection_watch.read_stall_timeout_s(os.environ)
     except ValueError as error:
         raise poprun_options.OptionError(str(error)) from error
 
@@ -157,30 +181,57 @@ def _start_server(job: Job, events: supervisor.Events, for_other_hosts: bool) ->
             f"have started Horovod. On a slow or busy machine set {connection_watch.TIMEOUT_VARIABLE} to more seconds."
         )
         first = processes.Exit(0, 1)
-        events.not_connected(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
+        events.stalled(supervisor.Failure(1, first, job.host_of(0), reason, may_start_again=not was_connected))
 
+    def on_missing(missing: List[int]) -> None:
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        host = job.host_of(missing[0])
+        where = f" on host {host}" if len(job.hosts) > 1 else ""
+        reason = (
+            f"instance {missing[0]}{where}{others} has not begun to connect to the other instances within "
+            f"{stall_timeout_s:g} s of its start: it is stopped, or hangs before Horovod's init."
+        )
+        events.stalled(supervisor.Failure(1, processes.Exit(missing[0], 1), host, reason, may_start_again=True))
+
+    watch = ConnectionWatch(job.instances, timeout_s, on_timeout, on_missing)
+    return watch, stall_timeout_s if job.instances > 1 else 0.0
+
+
+def _start_server(
+    job: Job, events: supervisor.Events, addresses: _Addresses, secret: str, watch: ConnectionWatch
+) -> Optional[Server]:
+    """Returns the rendezvous server; None for a single instance, which needs none."""
+    if job.instances == 1:
+        return None
     try:
-        slots = [(host, job.instances_per_host) for host in job.hosts]
-        address = "" if for_other_hosts else network.LOOPBACK
-        watch = connection_watch.ConnectionWatch(job.instances, timeout_s, on_timeout)
-        return rendezvous.Server(slots, address, on_exit_notice=events.exiting, watch=watch)
+        importlib.import_module("horovod")
     except ImportError as error:
         raise poprun_options.OptionError(
             f"--num-instances {job.instances} needs Horovod, which cannot be imported ({error}). "
             "Use --num-instances 1, or install it with python -m tf_ipu_dp.environment distributed."
         ) from error
+    slots = [(host, job.instances_per_host) for host in job.hosts]
+    return Server(
+        slots, addresses.of_server, secret=secret, peers=addresses.of_job, on_exit_notice=events.exiting, watch=watch
+    )
 
 
 def _make_host_job(
-    options: poprun_options.Options, job: Job, host: str, is_remote: bool, connection: Mapping[str, str]
+    options: poprun_options.Options,
+    job: Job,
+    host: str,
+    is_remote: bool,
+    connection: Mapping[str, str],
+    stall_timeout_s: float,
 ) -> HostJob:
     startup_hook = str(Path(__file__).resolve().parents[1] / "start")
     inherited = inherited_environment()
     mpi_variables = options.mpi().variables
     given = {
         **_HOROVOD,
+        _GLOO_TIMEOUT: f"{_GLOO_TIMEOUT_S + stall_timeout_s:.0f}",
         **(forwarded_variables(inherited, list(mpi_variables)) if is_remote else {}),
-        **{name: inherited[name] for name in _HOROVOD if name in inherited},
+        **{name: inherited[name] for name in (*_HOROVOD, _GLOO_TIMEOUT) if name in inherited},
         **connection,
         **_partition_variables(options),
         # The start-up hook adds the package's own directory, behind the standard library.
@@ -198,7 +249,16 @@ def _make_host_job(
     }
     numa = options.text("process-placement", "spreadnuma") != "disabled" and options.is_on("numa-aware") is not False
     ipus = 0 if options.is_on("offline-mode") else job.ipus
-    return HostJob(list(options.program), str(Path.cwd()), given, instances, numa, ipus=ipus, name=job.name)
+    return HostJob(
+        list(options.program),
+        str(Path.cwd()),
+        given,
+        instances,
+        numa,
+        ipus=ipus,
+        name=job.name,
+        stall_timeout_s=stall_timeout_s,
+    )
 
 
 def _partition_variables(options: poprun_options.Options) -> Dict[str, str]:

@@ -21,11 +21,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostProcesses, LocalProcesses
+from tf_ipu_dp.emulator.launcher import stop_signals
+from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
+from tf_ipu_dp.emulator.launcher.processes import FAILURE_GRACE_S, Exit, HostProcesses
 
 SIGNAL_GRACE_S = 120.0  # after a signal from outside: a training run saves a checkpoint
 _SETTLE_S = 0.3  # after the first failure: further ones in this time count as its consequence or its cause
 _POLL_S = 0.02
+_GRACE_POLL_S = 0.5  # how often it is checked whether processes still can use their grace time
 _SIGNALS_S = 0.25  # at most until a signal is handled
 
 
@@ -58,9 +61,13 @@ class Events:
         """Adds the loss of a host, with all its processes."""
         self._queue.put(("host_lost", (host, reason)))
 
-    def not_connected(self, failure: Failure) -> None:
-        """Adds that the instances do not connect to each other."""
-        self._queue.put(("not_connected", failure))
+    def stalled(self, failure: Failure) -> None:
+        """Adds that instances do not connect to each other, or that one is stopped."""
+        self._queue.put(("stalled", failure))
+
+    def stopped(self, index: int, pid: int, seconds: float) -> None:
+        """Adds that a process has been stopped for some time."""
+        self._queue.put(("stopped", (index, pid, seconds)))
 
     def signalled(self, number: int, _: Any = None) -> None:
         """Adds a signal to poprun itself. A signal handler."""
@@ -85,20 +92,23 @@ class Events:
                 return "", None
 
 
-def supervise(hosts: Sequence[HostProcesses], events: Events) -> Optional[Failure]:
+def supervise(
+    hosts: Sequence[HostProcesses], events: Events, watch: ConnectionWatch, stall_timeout_s: float = 0.0
+) -> Optional[Failure]:
     """Starts the processes, waits until all have ended, and returns the first failure, or None if all succeeded.
 
     A first SIGINT, SIGTERM or SIGHUP is forwarded, so that the program can save; a second one kills all processes.
+    While `watch` sees instances in Horovod's init, where they cannot handle a signal, they are not waited for. If there
+    is a stall timeout, all of them have to call it within that time.
     """
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it, to survive the terminal
         numbers.append(signal.SIGHUP)
     handlers = {number: signal.signal(number, events.signalled) for number in numbers}
-    supervisor = _Supervisor(hosts, events)
+    supervisor = _Supervisor(hosts, events, watch)
     try:
-        # This machine comes last: the other hosts can start while modules are preloaded here.
-        for each in sorted(hosts, key=lambda host: isinstance(host, LocalProcesses)):
-            each.start()
+        supervisor.start()
+        watch.expect_all(stall_timeout_s)
         return supervisor.run()
     finally:
         supervisor.close()
@@ -109,8 +119,8 @@ def supervise(hosts: Sequence[HostProcesses], events: Events) -> Optional[Failur
 class _Supervisor:
     """One job from its start to its end."""
 
-    def __init__(self, hosts: Sequence[HostProcesses], events: Events) -> None:
-        self._hosts, self._events = hosts, events
+    def __init__(self, hosts: Sequence[HostProcesses], events: Events, watch: ConnectionWatch) -> None:
+        self._hosts, self._events, self._watch = hosts, events, watch
         self._host_names = {index: each.host for each in hosts for index in each.indices}
         self._running = set(self._host_names)
         self._exit_order: List[int] = []  # by exit notice, or by end for processes without one
@@ -124,29 +134,51 @@ class _Supervisor:
             "exiting": self._on_exiting,
             "exited": self._on_exited,
             "host_lost": self._on_host_lost,
-            "not_connected": self._on_not_connected,
+            "stalled": self._on_stalled,
+            "stopped": self._on_stopped,
             "signalled": self._on_signalled,
             "output_closed": self._on_output_closed,
         }
 
+    def start(self) -> None:
+        """Starts the processes of each host when it is prepared, unless the job has ended before."""
+        waiting = list(self._hosts)
+        for each in waiting:
+            each.prepare()
+        while waiting and not (self._is_terminated or self._failure or self._failed):
+            for each in [each for each in waiting if each.is_prepared()]:
+                waiting.remove(each)
+                each.start()
+            if waiting:
+                self._handle_next(_POLL_S)
+        for each in waiting:
+            self._running -= set(each.indices)
+
     def run(self) -> Optional[Failure]:
         while self._running:
             deadlines = [at for at in (self._termination_time(), self._kill_at) if at is not None]
-            kind, value = self._events.next(max(min(deadlines) - time.monotonic(), 0) if deadlines else None)
-            if kind:
-                self._handlers[kind](value)
-            now = time.monotonic()
-            terminate_at = self._termination_time()
-            if terminate_at is not None and now >= terminate_at:
-                self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
-            if self._kill_at is not None and now >= self._kill_at:
-                self._send_signal(signal.SIGKILL)
-                self._kill_at, self._grace_s = None, 0.0
+            left_s = max(min(deadlines) - time.monotonic(), 0) if deadlines else None
+            self._handle_next(left_s if left_s is None else min(left_s, _GRACE_POLL_S))
         if self._failure is not None or not self._failed:
             return self._failure
         killed = [ended for ended in self._failed if ended.by_signal not in (0, signal.SIGABRT)]
         first = min(killed or self._failed, key=lambda ended: self._exit_order.index(ended.index))
         return Failure(first.status, first, self._host_names[first.index])
+
+    def _handle_next(self, timeout_s: Optional[float]) -> None:
+        """Handles the next event, if there is one within the timeout, and ends processes whose time is over."""
+        kind, value = self._events.next(timeout_s)
+        if kind:
+            self._handlers[kind](value)
+        now = time.monotonic()
+        terminate_at = self._termination_time()
+        if terminate_at is not None and now >= terminate_at:
+            self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
+        if self._kill_at is not None and self._watch.is_connecting():
+            self._kill_at = min(self._kill_at, now + FAILURE_GRACE_S)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._send_signal(signal.SIGKILL)
+            self._kill_at, self._grace_s = None, 0.0
 
     def close(self) -> None:
         """Waits until no process is left and all output is shown."""
@@ -194,7 +226,14 @@ class _Supervisor:
             self._failure = self._failure or Failure(1, Exit(min(indices), 1), host, reason)
             self._terminate_at = self._terminate_at or time.monotonic()
 
-    def _on_not_connected(self, failure: Failure) -> None:
+    def _on_stopped(self, value: Tuple[int, int, float]) -> None:
+        index, pid, seconds = value
+        host = self._host_names[index]
+        where = f" on host {host}" if len(self._hosts) > 1 else ""
+        reason = f"instance {index}{where} (pid {pid}) has been stopped for {seconds:.0f} s, by SIGSTOP or a debugger."
+        self._on_stalled(Failure(1, Exit(index, 1), host, reason, may_start_again=not self._watch.was_connected))
+
+    def _on_stalled(self, failure: Failure) -> None:
         if not self._is_terminated and not self._failed:
             self._failure = self._failure or failure
             self._terminate(signal.SIGTERM, FAILURE_GRACE_S)
@@ -203,7 +242,7 @@ class _Supervisor:
         if self._is_terminated or self._failed:
             self._kill_at = time.monotonic()
         else:
-            self._failure = self._failure or Failure(128 + number)
+            self._failure = self._failure or Failure(128 + number, reason=stop_signals.render(number))
             self._terminate(number, SIGNAL_GRACE_S)
 
     def _on_output_closed(self, _: None) -> None:

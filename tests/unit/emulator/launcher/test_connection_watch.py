@@ -18,7 +18,12 @@ class Timeouts:
     def __init__(self, timeout_s):
         self.happened = threading.Event()
         self.were_connected = []
-        self.watch = ConnectionWatch(2, timeout_s, self.add)
+        self.missing = []
+        self.watch = ConnectionWatch(2, timeout_s, self.add, self.add_missing)
+
+    def add_missing(self, missing):
+        self.missing.append(missing)
+        self.happened.set()
 
     def add(self, was_connected):
         self.were_connected.append(was_connected)
@@ -51,6 +56,27 @@ def test_an_instance_that_has_not_arrived_is_waited_for():
     assert not timeouts.happened.wait(20 * SOON_S)
 
 
+def test_instances_that_have_not_arrived_in_their_time_are_named():
+    timeouts = Timeouts(NEVER_S)
+    arrive(timeouts.watch, 0)
+    timeouts.watch.expect_all(SOON_S)
+    assert timeouts.happened.wait(LIMIT_S)
+    assert (timeouts.missing, timeouts.were_connected) == ([[1]], [])
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_instances_that_arrive_in_time_are_not_missing(connected):
+    timeouts = Timeouts(NEVER_S)
+    timeouts.watch.expect_all(NEVER_S)
+    arrive(timeouts.watch, 0, 1)
+    if connected:
+        connect(timeouts.watch)
+    assert timeouts.watch._arrival_timer.finished.is_set() and timeouts.watch.was_connected == connected
+    timeouts.watch._find_missing()  # in time, but too late to be cancelled
+    assert not timeouts.missing
+    timeouts.watch.close()
+
+
 @pytest.mark.parametrize("connected", [1, 2])
 def test_the_time_is_over_only_when_the_last_instance_has_connected(connected):
     timeouts = Timeouts(NEVER_S)
@@ -78,3 +104,12 @@ def test_the_timeout_is_the_users_or_a_minute():
     for text in ("0", "-1", "soon", "nan", "inf"):
         with pytest.raises(ValueError, match=f"IPU_EMULATOR_CONNECT_TIMEOUT={text} is not a number of seconds above 0"):
             connection_watch.read_timeout_s({"IPU_EMULATOR_CONNECT_TIMEOUT": text})
+
+
+def test_the_stall_timeout_has_no_default_and_bounds_the_other():
+    assert connection_watch.read_stall_timeout_s({}) == 0.0
+    assert connection_watch.read_stall_timeout_s({"IPU_EMULATOR_STALL_TIMEOUT": "600"}) == 600.0
+    assert connection_watch.read_timeout_s({"IPU_EMULATOR_STALL_TIMEOUT": "600"}) == 60.0
+    assert connection_watch.read_timeout_s({"IPU_EMULATOR_STALL_TIMEOUT": "6"}) == 6.0
+    with pytest.raises(ValueError, match="IPU_EMULATOR_STALL_TIMEOUT=soon is not a number of seconds above 0"):
+        connection_watch.read_stall_timeout_s({"IPU_EMULATOR_STALL_TIMEOUT": "soon"})
