@@ -28,7 +28,7 @@ from tf_ipu_dp.collectives.disturbances import Disturbances
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.collectives.loss import Loss
 from tf_ipu_dp.collectives.measure import Request
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.records import Record
 
 PROFILE = "ethernet-100m"
@@ -111,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     if not rows:
         return 130
     if values["out"]:
-        run_folder.write_durably(Path(values["out"]).expanduser(), _to_json(rows))
+        safe_files.write_durably(Path(values["out"]).expanduser(), _to_json(rows))
     sys.stdout.write(_to_json(rows) if values["json"] else render(rows, _width()))
     return 130 if interrupted else int(any(not is_met for _, is_met in verdicts(rows)))
 

@@ -11,14 +11,16 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
+import stat
 import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.manifest import Manifest, StateFile, Variable
 from tf_ipu_dp.runs.records import RecordError
 
@@ -29,6 +31,8 @@ _TEMPORARY = ".tmp-"
 _ASIDE = "set-aside-"
 _STEP = re.compile("step-[0-9]{8,}")
 _MAX_VARIABLES_NAMED = 3
+# A manifest has a line for each weight; a longer file is something else.
+_MAX_MANIFEST_BYTES = 1 << 26
 
 
 class CheckpointError(Exception):
@@ -112,7 +116,7 @@ class Store:
     @contextlib.contextmanager
     def _exclusive(self, *, wait: bool) -> Iterator[None]:
         """Locks the store. Temporary folders found then belong to a dead writer, and are removed."""
-        lock = run_folder.lock_file(self.folder / ".lock", wait=wait)
+        lock = safe_files.lock_file(self.folder / ".lock", wait=wait)
         try:
             for path in self.folder.glob(f"{_TEMPORARY}*") if lock else ():
                 shutil.rmtree(path, ignore_errors=True)
@@ -136,12 +140,12 @@ class Store:
                 entry.relative_to(temporary).as_posix(): entry for entry in temporary.rglob("*") if entry.is_file()
             }
             manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
-            run_folder.sync_tree(temporary)
-            run_folder.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
+            safe_files.sync_tree(temporary)
+            safe_files.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
             if path.exists():  # damaged
                 self._remove([path])
             temporary.rename(path)
-            run_folder.sync(self.folder)
+            safe_files.sync(self.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return Checkpoint(path, manifest)
@@ -156,7 +160,7 @@ class Store:
 
     def _paths(self) -> List[Path]:
         """Returns the checkpoints' folders, newest first."""
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        entries = safe_files.list_folder(self.folder)
         return sorted((path for path in entries if _STEP.fullmatch(path.name)), key=_step_of, reverse=True)
 
     def _last_good(self) -> str:
@@ -220,8 +224,15 @@ def _open_and_check_step(path: Path) -> Checkpoint:
 
 def _open(path: Path) -> Checkpoint:
     try:
-        manifest = _parse((path / _MANIFEST).read_bytes().decode())
+        if path.is_symlink():
+            raise _DamageError("it is a link, and links in a run's folder are not followed")
+        manifest = _parse(safe_files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES).decode())
+        for entry in safe_files.list_folder(path):  # TensorFlow opens what the state's index names
+            if not stat.S_ISREG(entry.lstat().st_mode):
+                raise _DamageError(f"{entry.name} in it is not a file")
         for name, expected in manifest.files.items():
+            if name != Path(name).name:
+                raise _DamageError(f"{_MANIFEST} names {name!r}, which is not in its folder")
             _check(path / name, name, expected)
     except FileNotFoundError as error:
         raise _DamageError(f"{Path(error.filename).name} is missing") from error
@@ -233,7 +244,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _check(path: Path, name: str, expected: StateFile) -> None:
-    size = path.stat().st_size
+    size = path.lstat().st_size
     if size != expected.bytes:
         raise _DamageError(f"{name} has {size:,} bytes instead of {expected.bytes:,}")
     if _measure(path) != expected:
@@ -242,7 +253,7 @@ def _check(path: Path, name: str, expected: StateFile) -> None:
 
 def _measure(path: Path) -> StateFile:
     digest = hashlib.sha256()
-    with path.open("rb") as handle:
+    with os.fdopen(safe_files.open_regular(path, os.O_RDONLY), "rb") as handle:
         for block in iter(lambda: handle.read(1 << 20), b""):
             digest.update(block)
         return StateFile(handle.tell(), digest.hexdigest())

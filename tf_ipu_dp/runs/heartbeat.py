@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.json_files import read_object
 from tf_ipu_dp.runs.records import Record, RecordError
 
@@ -24,6 +26,7 @@ PERIOD_S = 1.0
 PHASES = ("starting", "compiling", "training", "evaluating", "saving", "exporting")
 INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
+_NAME = re.compile(r"instance-[0-9]+\.json")
 _MAX_CHANGES = 16
 _MAX_SECONDS = 1e10  # about three hundred years: no clock shows more
 # No heartbeat is longer; a longer file is something else.
@@ -134,7 +137,8 @@ class StatusReporter:
             self._thread.join(2 * PERIOD_S)
         for path in (self._path, _pointer(self._environ, self._status.pid)):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if not path.parent.is_symlink():
+                    path.unlink()
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()
 
@@ -149,17 +153,20 @@ class StatusReporter:
         """Writes a heartbeat now. Errors are ignored: a run does not fail because of its heartbeat."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._path, self.status().to_json())
+            if not self._path.parent.is_symlink():
+                safe_files.replace(self._path, json.dumps(self.status().to_json()))
 
     def _repeat(self) -> None:
         while not self._stopped.wait(PERIOD_S):
             self.write()
 
     def _write_pointer(self) -> None:
+        # Without XDG_RUNTIME_DIR it is in the temporary directory, where anybody may have made a folder of that name.
+        # Then there is no pointer: a monitor does not find the run by its process, only by --run.
         with contextlib.suppress(OSError):
             pointer = _pointer(self._environ, self._status.pid)
-            pointer.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(pointer, {"status": str(self._path.resolve())})
+            safe_files.make_private_folder(pointer.parent)
+            safe_files.replace(pointer, json.dumps({"status": str(self._path.resolve())}))
 
 
 def read(path: Path) -> Optional[Status]:
@@ -173,13 +180,18 @@ def read(path: Path) -> Optional[Status]:
 
 def read_run(folder: Path) -> List[Status]:
     """Returns the last heartbeats of a run's instances, in their order."""
-    found = (read(path) for path in sorted((folder / _STATUS).glob("instance-*.json")))
+    found = (read(path) for path in safe_files.list_folder(folder / _STATUS) if _NAME.fullmatch(path.name))
     return sorted((status for status in found if status), key=lambda status: status.instance)
 
 
 def find(pid: int, environ: Mapping[str, str] = os.environ) -> Optional[Status]:
     """Returns the heartbeat of a process of this user and machine, if it belongs to a run."""
-    value = read_object(_pointer(environ, pid), _MAX_BYTES)
+    pointer = _pointer(environ, pid)
+    try:
+        safe_files.require_private_folder(pointer.parent)
+    except OSError:
+        return None
+    value = read_object(pointer, _MAX_BYTES)
     path = value.get("status") if value else None
     status = read(Path(path)) if isinstance(path, str) else None
     return status if status and status.pid == pid else None
@@ -197,9 +209,3 @@ def _is_time(value: Any) -> bool:
 def _pointer(environ: Mapping[str, str], pid: int) -> Path:
     base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"tf_ipu_dp-{os.getuid()}" / f"{pid}.json"
-
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(value), encoding="utf-8")
-    fresh.replace(path)

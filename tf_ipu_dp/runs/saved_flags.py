@@ -63,13 +63,16 @@ def _read_flags_to_resume(path: Path, typed: Iterable[str], given_by_launcher: S
     for group in (_BATCH, _STAGES):
         if not set(group).isdisjoint(typed):
             dropped.update(group)
-    saved = _without(run_folder.read_run_flags(path), dropped)
-    return tuple(line for line in saved if _name_of(line) in _NAMES)  # a later release may have saved others
+    return _without(run_folder.read_run_flags(path), dropped)
 
 
 def _without(lines: Sequence[str], names: Iterable[str]) -> Tuple[str, ...]:
-    dropped = set(names)
-    return tuple(line for line in lines if _name_of(line) not in dropped)
+    """Returns the saved flags of train except some. A later release may have saved others.
+
+    A run saves all its flags itself: a line with --flagfile was added by somebody, and would read any file.
+    """
+    kept = _NAMES - set(names)
+    return tuple(line for line in lines if line.startswith("--") and _name_of(line) in kept)
 
 
 def _name_of(line: str) -> str:
