@@ -243,7 +243,7 @@ def as_started(text: str, environ: Mapping[str, str]) -> str:
 
 def render_problems(program: str, sentences: Sequence[str]) -> str:
     """Returns the text for stderr: a sentence, or a numbered list of several."""
-    sentences = [as_started(_ERROR_NUMBER.sub("", sentence), os.environ) for sentence in sentences]
+    sentences = [printable_lines(as_started(_ERROR_NUMBER.sub("", sentence), os.environ)) for sentence in sentences]
     if len(sentences) == 1:
         return f"{program}: {sentences[0]}\n"
     lines = [f"{program}: {len(sentences)} problems:"]
@@ -263,7 +263,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
         last = number == len(header) - 1
         table.add_column(title, justify="right" if number in right else "left", no_wrap=not last, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable_lines, row))
     stream = io.StringIO()
     # A narrower terminal wraps the lines, so that no number is cut.
     Console(file=stream, width=max(width, MIN_WIDTH), color_system=None, highlight=False, markup=False).print(table)
@@ -279,6 +279,23 @@ def alternatives(values: Iterable[object]) -> str:
 def count(number: int, one: str, many: str = "") -> str:
     """Returns `1 replica`, `1,024 replicas`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def printable(text: str) -> str:
+    """Returns a text without characters that move the cursor, change colours or are invisible.
+
+    All that comes from files, other processes or the command line goes through it before a terminal shows it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Returns a text of several lines, each of them printable."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def first_line(text: str) -> str:

@@ -186,8 +186,8 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout)))
-    print(f"\n{command}")
+    text = report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout))
+    sys.stdout.write(cli.printable_lines(f"{text}\n{command}\n"))
 
 
 def _width(stream: TextIO) -> int:
@@ -195,7 +195,7 @@ def _width(stream: TextIO) -> int:
 
 
 def _announce(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
+    print(f"launch: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def _read_allocation(launcher: str) -> List[str]:

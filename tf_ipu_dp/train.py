@@ -218,7 +218,7 @@ def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
     else:
         text = report.render_plan(run, _width(), ascii_only)
         text += _render_prediction(cfg, run)
-    sys.stdout.write(text)
+    sys.stdout.write(cli.printable_lines(text))
 
 
 def _render_prediction(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> str:

@@ -183,7 +183,7 @@ def read_facts(chosen_sdk: str, fabric: Optional[Fabric]) -> Dict[str, str]:
 
 def announce(text: str) -> None:
     """Writes a line to stderr."""
-    print(f"scaling: {text}", file=sys.stderr, flush=True)
+    print(f"scaling: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def _with_folder(study: Study, folder: StudyFolder) -> List[str]:
