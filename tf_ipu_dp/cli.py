@@ -281,6 +281,11 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def shorten(text: str) -> str:
+    """Returns a text of 60 characters at most, to be quoted inside a sentence."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def printable(text: str) -> str:
     """Returns a text without characters that move the cursor, change colours or are invisible.
 
@@ -415,7 +420,7 @@ def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tu
         given = _last_value(bad[1], words)
         near = _nearest_choice(given.lower(), getattr(flag.parser, "enum_values", None) or ())
         guess = f" Did you mean --{bad[1]}={near}?" if near else ""
-        sentence = f"--{bad[1]}={_shorten(given)} is not possible{reason}.{guess} It takes {_accepted_values(flag)}."
+        sentence = f"--{bad[1]}={shorten(given)} is not possible{reason}.{guess} It takes {_accepted_values(flag)}."
         return bad[1], sentence
     denied = _NO_ARGUMENT.match(text)
     if denied:
@@ -439,15 +444,11 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".").replace("ERROR:: ", "")
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _suggest_flag(name: str, value: str, fv: flags.FlagValues) -> str:
     plain = name.lower().replace("-", "_")
     flag, form = _ALIASES.get(plain, ("", ""))
     if flag in fv:
-        return f"Use {form.format(value=_shorten(value) or 'VALUE')}."
+        return f"Use {form.format(value=shorten(value) or 'VALUE')}."
     # Below this, flags that merely share letters would be offered: --precision for --version.
     near = get_close_matches(plain, list(fv), n=1, cutoff=0.7)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."

@@ -69,6 +69,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     options = _parse_options(launcher_words, train_words)
     typed = saved_flags.complete(train_words)
+    for warning in typed.warnings:
+        _announce(warning)
     _refuse_nested_launch()
     if typed.config.format != "table":
         raise cli.UsageError(

@@ -129,7 +129,10 @@ def _parse(
 ) -> train_flags.TrainConfig:
     """Parses the command line. The saved flags of a run that is resumed or evaluated are the defaults."""
     decided = _GIVEN_BY_POPRUN if launched else _GIVEN_BY_RANKS if ranks else ()
-    return _with_expanded_paths(saved_flags.complete(words, decided).config)
+    command = saved_flags.complete(words, decided)
+    for warning in command.warnings if not (launched or ranks) else ():  # else the launcher has said so
+        sys.stderr.write(f"train: {cli.printable(warning)}\n")
+    return _with_expanded_paths(command.config)
 
 
 def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfig:

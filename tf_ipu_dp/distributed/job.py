@@ -88,5 +88,5 @@ def read_saved_batch(config: TrainConfig) -> Optional[plan.Batch]:
     """Returns the batch of the run that would be resumed, if there is one."""
     if not saved_flags.is_resumed(config):
         return None
-    saved = run_folder.RunFolder(Path(config.run_dir or "").expanduser()).read_plan()
+    saved = run_folder.RunFolder(Path(config.run_dir or "").expanduser()).read_saved_plan()
     return saved.job_batch if saved else None

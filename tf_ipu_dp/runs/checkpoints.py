@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.manifest import Manifest, StateFile, Variable
 from tf_ipu_dp.runs.records import RecordError
@@ -29,7 +30,8 @@ SCHEMA = 1
 _MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _ASIDE = "set-aside-"
-_STEP = re.compile("step-[0-9]{8,}")
+_TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}({re.escape(_ASIDE)})?step-[0-9]+-[0-9a-f]+")
+_STEP = re.compile("step-[0-9]{8,15}")
 _MAX_VARIABLES_NAMED = 3
 # A manifest has a line for each weight; a longer file is something else.
 _MAX_MANIFEST_BYTES = 1 << 26
@@ -99,6 +101,13 @@ class Store:
                     self.warn(f"{path} is damaged and skipped: {damage}.")
         return self.newest() if gone else None
 
+    def newest_manifest(self) -> Optional[Manifest]:
+        """Returns the newest manifest that is intact, without a look at the state beside it; None without one."""
+        for path in self._paths():
+            with contextlib.suppress(_DamageError):
+                return _read_manifest(path)
+        return None
+
     def steps(self) -> List[int]:
         """Returns the steps that have a checkpoint, good or not, in ascending order."""
         return sorted(map(_step_of, self._paths()))
@@ -118,8 +127,9 @@ class Store:
         """Locks the store. Temporary folders found then belong to a dead writer, and are removed."""
         lock = safe_files.lock_file(self.folder / ".lock", wait=wait)
         try:
-            for path in self.folder.glob(f"{_TEMPORARY}*") if lock else ():
-                shutil.rmtree(path, ignore_errors=True)
+            for path in safe_files.list_folder(self.folder) if lock else ():
+                if _TEMPORARY_NAME.fullmatch(path.name):
+                    safe_files.remove(path)
             yield
         finally:
             if lock:
@@ -223,10 +233,8 @@ def _open_and_check_step(path: Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    try:
-        if path.is_symlink():
-            raise _DamageError("it is a link, and links in a run's folder are not followed")
-        manifest = _parse(safe_files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES).decode())
+    manifest = _read_manifest(path)
+    with _damage_on_failure(path):
         for entry in safe_files.list_folder(path):  # TensorFlow opens what the state's index names
             if not stat.S_ISREG(entry.lstat().st_mode):
                 raise _DamageError(f"{entry.name} in it is not a file")
@@ -234,13 +242,26 @@ def _open(path: Path) -> Checkpoint:
             if name != Path(name).name:
                 raise _DamageError(f"{_MANIFEST} names {name!r}, which is not in its folder")
             _check(path / name, name, expected)
+    return Checkpoint(path, manifest)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    with _damage_on_failure(path):
+        if path.is_symlink():
+            raise _DamageError("it is a link, and links in a run's folder are not followed")
+        return _parse(safe_files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES).decode())
+
+
+@contextlib.contextmanager
+def _damage_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise _DamageError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise _DamageError(f"{Path(error.filename or path).name} cannot be read ({_reason(error)})") from error
     except UnicodeDecodeError as error:
         raise _DamageError(f"{_MANIFEST} is not text") from error
-    return Checkpoint(path, manifest)
 
 
 def _check(path: Path, name: str, expected: StateFile) -> None:
@@ -261,24 +282,28 @@ def _measure(path: Path) -> StateFile:
 
 def _seal(content: Any) -> str:
     """Returns the manifest's text: always the same for the same content, with a hash of it inside."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-    sealed = {"schema": SCHEMA, "sha256": digest, "manifest": content}
+    return _render({"schema": SCHEMA, "sha256": _hash(content), "manifest": content})
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _render(sealed: Any) -> str:
     return json.dumps(sealed, sort_keys=True, allow_nan=False, indent=1) + "\n"
 
 
 def _parse(text: str) -> Manifest:
     try:
         sealed = json.loads(text)
-        schema, content = sealed["schema"], sealed["manifest"]
-    except (ValueError, KeyError, TypeError) as error:
+        schema, digest, content = sealed["schema"], sealed["sha256"], sealed["manifest"]
+        # The text is rendered again and compared, not only hashed: even a changed blank is a sign of a failing disk.
+        # A later release may have added keys beside these.
+        intact = _render(sealed) == text and _hash(content) == digest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _DamageError(f"{_MANIFEST} is not a manifest") from error
     if schema != SCHEMA:
-        raise _DamageError(f"{_MANIFEST} is of schema {schema!r}, and this version reads {SCHEMA}")
-    # The text is rendered again and compared, not only hashed: even a changed blank is a sign of a failing disk.
-    try:
-        intact = _seal(content) == text
-    except ValueError:
-        intact = False
+        raise _DamageError(f"{_MANIFEST} is of schema {cli.shorten(repr(schema))}, and this version reads {SCHEMA}")
     if not intact:
         raise _DamageError(f"{_MANIFEST} has other bytes than were written (its SHA-256 differs)")
     try:

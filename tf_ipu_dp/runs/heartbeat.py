@@ -28,6 +28,7 @@ INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
 _NAME = re.compile(r"instance-[0-9]+\.json")
 _MAX_CHANGES = 16
+_MAX_RATE = 1e15
 _MAX_SECONDS = 1e10  # about three hundred years: no clock shows more
 # No heartbeat is longer; a longer file is something else.
 _MAX_BYTES = 1 << 16
@@ -175,7 +176,11 @@ def read(path: Path) -> Optional[Status]:
         status = Status.from_json(read_object(path, _MAX_BYTES))
     except RecordError:
         return None
-    return status if all(map(_is_time, (status.still_s, status.time))) else None
+    times = (status.still_s, status.time, *(() if status.eta_s is None else (status.eta_s,)))
+    rates = (status.samples_per_s or 0.0, status.loss or 0.0)
+    counts = (status.instance, status.instances, status.pid, status.step, status.planned_steps)
+    is_plausible = all(map(_is_time, times)) and all(abs(rate) <= _MAX_RATE for rate in rates)
+    return status if is_plausible and min(counts) >= 0 and "\0" not in status.run_dir else None
 
 
 def read_run(folder: Path) -> List[Status]:

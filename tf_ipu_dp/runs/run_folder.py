@@ -23,10 +23,11 @@ from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tup
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.runs import safe_files
+from tf_ipu_dp.runs import checkpoints, safe_files
 from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
+from tf_ipu_dp.runs.manifest import Manifest
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
 
@@ -39,6 +40,8 @@ _FILES = (
     _LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "result.json", "exchange_times.json",
 )  # fmt: skip
 _FOLDERS = ("checkpoints", "best", "errors", "status", "tensorboard", "export", ".export", ".export-old")
+TRIAL = ".trial-"  # what the name of a folder for a trial begins with; Python adds eight letters
+_TRIAL_NAME = re.compile(re.escape(TRIAL) + "[a-z0-9_]{8}")
 _ERROR_FILE = re.compile(r"instance-[0-9]+\.txt")
 _MAX_LOCK_BYTES = 4096
 
@@ -180,9 +183,20 @@ class RunFolder:
     def read_plan(self) -> Optional[PlanRecord]:
         """Returns the plan of the last start; None if it is missing or not valid."""
         try:
-            return PlanRecord.from_json(read_object(self.plan_json))
+            found = PlanRecord.from_json(read_object(self.plan_json))
         except RecordError:
             return None
+        return found if found.is_plausible else None
+
+    def read_newest_manifest(self) -> Optional[Manifest]:
+        """Returns the newest intact manifest of the checkpoints; None without one."""
+        found = checkpoints.Store(self.checkpoints, 1, lambda _: None).newest_manifest()
+        return found if found and found.plan.is_plausible else None
+
+    def read_saved_plan(self) -> Optional[PlanRecord]:
+        """Returns the plan of the newest checkpoint, whose hash proves it; without a checkpoint that of plan.json."""
+        manifest = self.read_newest_manifest()
+        return manifest.plan if manifest else self.read_plan()
 
     def has_checkpoints(self) -> bool:
         """Whether there are checkpoints, good or damaged."""
@@ -254,9 +268,11 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
     folder = RunFolder(path, handle)
     # What a killed process left: temporary files, and part of a line.
     if handle:
-        leftovers = (*path.glob(".*.tmp"), *path.glob("status/.*.tmp"), *path.glob(".trial-*"))
-        for unfinished in leftovers:
-            safe_files.remove(unfinished)
+        safe_files.remove_unfinished(path)
+        safe_files.remove_unfinished(path / "status")
+        for trial in path.iterdir():
+            if _TRIAL_NAME.fullmatch(trial.name):
+                safe_files.remove(trial)
     folder.truncate_metrics(sys.maxsize)
     return folder
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -23,6 +24,8 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20
 # A name may have 255 bytes, and a character 4 of them.
 _MAX_NAME_PART = 40
+# Releases up to 0.7 had no random part.
+_TEMPORARY = re.compile(r"\..+\.[0-9]+(-[0-9a-f]{32})?\.tmp", re.DOTALL)
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o666, *, follow_links: bool = False) -> int:
@@ -63,9 +66,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES, *, follow_links: boo
     return content
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path, *, follow_links: bool = False) -> Iterator[bytes]:
     """Returns the lines of a regular file, without their ends; lines beyond MAX_LINE_BYTES are left out."""
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY, follow_links=follow_links), "rb") as file:
         is_rest = False
         while True:
             line = file.readline(MAX_LINE_BYTES)
@@ -119,6 +122,13 @@ def remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the files that writers left who were killed. Other files and folders are not touched."""
+    for path in list_folder(folder):
+        if _TEMPORARY.fullmatch(path.name) and not stat.S_ISDIR(path.lstat().st_mode):
+            remove(path)
 
 
 def lock_file(path: Path, *, wait: bool) -> Optional[TextIO]:
