@@ -14,11 +14,12 @@ import sys
 import textwrap
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Protocol, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Protocol, Sequence, TextIO, Tuple, Union
 
 from absl import flags
 
-from tf_ipu_dp import __version__, missing_packages
+from tf_ipu_dp import __version__, flag_files, missing_packages
+from tf_ipu_dp.usage_error import UsageError as UsageError  # noqa: PLC0414 - all commands know it by this name
 
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
@@ -66,10 +67,14 @@ _ALIASES = {
 }
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _WORDS_OF_LIBRARIES = re.compile(r"could not convert|is not a number in the range|invalid literal")
-_ERROR_NUMBER = re.compile(r"(Unable to open flagfile: )?\[Errno -?\d+\] ")
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
 _MAX_CHOICES_IN_FORM = 4
+_MAX_NAME = 100
+_MAX_FILE_NAME = 255
+_MAX_PATH = 4096
+_MAX_PROBLEMS = 20
 _PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
@@ -78,14 +83,6 @@ class Terminal(Protocol):
 
     def isatty(self) -> bool:
         """Whether it is one."""
-
-
-class UsageError(ValueError):
-    """What the user asked for cannot be done. Each sentence is shown to the user unchanged."""
-
-    def __init__(self, *sentences: str) -> None:
-        super().__init__("\n".join(sentences))
-        self.sentences = sentences
 
 
 class Answer(Exception):  # noqa: N818 - it is none
@@ -119,6 +116,9 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         _replace_stdout_by_devnull()
         return 1
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            stderr.write(f"{program}: {printable(f'{error.strerror}: {shorten(str(error.filename))}')}.\n")
+            return 1
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         _replace_stdout_by_devnull()
@@ -172,19 +172,10 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
     sentences = _find_refused_absl_flags(words)
     if sentences:
         raise UsageError(*sentences)
-    try:
-        words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
-    except flags.CantOpenFlagFileError as error:
-        raise UsageError(
-            f"--flagfile cannot be read: {_ERROR_NUMBER.sub('', _reason(error))}. Give the path of a text file of "
-            "flags; python -m tf_ipu_dp.list flags shows those that are here."
-        ) from None
-    except flags.Error as error:
-        raise UsageError(f"{_reason(error)}. Write --flagfile=PATH.") from None
-    except ValueError as error:  # not text, or not a path
-        raise UsageError(
-            f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
-        ) from None
+    words = flag_files.read(_flag_files_first(words))
+    sentences = _find_impossible_names(words)
+    if sentences:
+        raise UsageError(*sentences)
 
     positional: Sequence[str] = ()
     while True:
@@ -195,12 +186,12 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
             name, sentence = _explain(error, words, fv)
         sentences.append(sentence)
         rest = _remove_flag(name, words, fv)
-        if rest == words:
+        if rest == words or len(sentences) >= _MAX_PROBLEMS:
             break
         words = rest
-    sentences += [f"{word!r} is not expected here; options start with --." for word in positional]
+    sentences += [f"{shorten(repr(word))} is not expected here; options start with --." for word in positional]
     if sentences:
-        raise UsageError(*sentences)
+        raise UsageError(*sentences[:_MAX_PROBLEMS])
 
 
 def render_help(
@@ -333,6 +324,28 @@ def describe_choices(text: str, choices: Sequence[str]) -> str:
     return text if len(choices) <= _MAX_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
 
 
+def expand_path(text: Union[str, Path]) -> Path:
+    """Returns a path with ~ expanded: a shell does not expand it in --flag=~/folder. Unknown users stay as they are."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib raises where there is no home folder
+
+
+def check_path(text: str) -> str:
+    """Returns the text of a path, unchanged; ValueError with the reason if no file can have that name."""
+    if "\0" in text:
+        raise ValueError("a path has no NUL")
+    encoded = os.fsencode(text)
+    longest = max(map(len, encoded.split(b"/")))
+    if longest > _MAX_FILE_NAME or len(encoded) >= _MAX_PATH:
+        raise ValueError(f"a name has up to {_MAX_FILE_NAME} bytes and a path up to {_MAX_PATH - 1}")
+    if text.startswith("~"):
+        user = text[1:].split("/", maxsplit=1)[0]
+        try:
+            Path(text.split("/", maxsplit=1)[0]).expanduser()
+        except (RuntimeError, ValueError):
+            raise ValueError(f"there is no user {user!r} with a home folder") from None
+    return text
+
+
 def supports_unicode(stream: TextIO) -> bool:
     """Whether a stream can encode box-drawing characters."""
     return (stream.encoding or "").lower().replace("-", "").startswith("utf")
@@ -400,6 +413,14 @@ def _find_refused_absl_flags(words: Sequence[str]) -> List[str]:
         if bare == "flagfile=" or (bare == "flagfile" and following.startswith("-")):
             sentences.append("--flagfile needs the path of a text file of flags.")
     return sentences
+
+
+def _find_impossible_names(words: Sequence[str]) -> List[str]:
+    """Returns a sentence for each flag whose name is too long: comparing it with all others would take seconds."""
+    names = (word.lstrip("-").split("=")[0] for word in _until_end_of_flags(words) if word.startswith("-"))
+    return [
+        f"--{shorten(name)} is not a flag. See --help for those that are." for name in names if len(name) > _MAX_NAME
+    ]
 
 
 def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tuple[str, str]:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
@@ -171,7 +170,7 @@ def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str],
 def _run_folder(config: TrainConfig) -> Iterator[run_folder.RunFolder]:
     """Yields the run's folder: --run_dir, or a new one, which is removed if it stays empty."""
     if config.run_dir is not None:
-        yield run_folder.RunFolder(Path(config.run_dir).expanduser())
+        yield run_folder.RunFolder(cli.expand_path(config.run_dir))
         return
     path = run_folder.make_folder(preflight.folder_name(config), datetime.now())
     try:

@@ -57,6 +57,7 @@ class InstanceError:
     transient: bool  # a restart of the same run may succeed
     text: str
     reported_by: Optional[int] = None  # the instance that found this one stalled
+    common: bool = False  # all instances have found it together, and none of them is to blame
 
 
 class RunFolder:
@@ -202,13 +203,15 @@ class RunFolder:
         """Whether there are checkpoints, good or damaged."""
         return any(path.name.startswith("step-") for path in safe_files.list_folder(self.checkpoints))
 
-    def write_error(self, instance: int, text: str, *, transient: bool = True) -> Path:
+    def write_error(self, instance: int, text: str, *, transient: bool = True, common: bool = False) -> Path:
         """Writes the error that ended this process, an instance of the run. Returns the file.
 
-        `transient` is false if the error would repeat after a restart. Of several errors of one process the first is
+        `transient` is false if the error would repeat after a restart, `common` is true if all instances have it, like
+        a loss that is not finite. Of several errors of one process the first is
         kept: it is nearest to the cause.
         """
-        return self._write_error(InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text))
+        error = InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text, common=common)
+        return self._write_error(error)
 
     def write_stall(self, stalled: Status, text: str, *, reported_by: int) -> Path:
         """Writes that an instance has stalled, which another one reports. Returns the file.
@@ -232,6 +235,8 @@ class RunFolder:
         }
         if error.reported_by is not None:
             head["reported by"] = error.reported_by
+        if error.common:
+            head["common"] = "yes"
         lines = [*(f"{name}: {value}" for name, value in head.items()), "", error.text.rstrip("\n")]
         with _usage_error_on_failure(self.path):
             self.errors.mkdir(parents=True, exist_ok=True)
@@ -462,6 +467,7 @@ def _read_error(path: Path) -> Optional[InstanceError]:
             transient=fields["transient"] == "yes" if "transient" in fields else fields["final"] == "no",
             text=text.rstrip("\n"),
             reported_by=int(fields["reported by"]) if "reported by" in fields else None,
+            common=fields.get("common") == "yes",
         )
     except (OSError, ValueError, KeyError):
         return None

@@ -42,7 +42,7 @@ def complete(words: Sequence[str], given_by_launcher: Sequence[str] = ()) -> Tra
     config = train_flags.parse(words)
     if config.run_dir is None:
         return TrainCommand(tuple(words), config)
-    path = Path(config.run_dir).expanduser()
+    path = cli.expand_path(config.run_dir)
     if config.evaluate:
         dropped = set(train_flags.names_dropped_for_evaluation())
     elif config.resume and not config.input_only and _has_run(path):
@@ -58,7 +58,7 @@ def is_resumed(config: TrainConfig) -> bool:
     """Whether a command continues a run that has checkpoints."""
     if config.run_dir is None or not config.resume or config.evaluate or config.input_only:
         return False
-    return run_folder.RunFolder(Path(config.run_dir).expanduser()).has_checkpoints()
+    return run_folder.RunFolder(cli.expand_path(config.run_dir)).has_checkpoints()
 
 
 def _has_run(path: Path) -> bool:

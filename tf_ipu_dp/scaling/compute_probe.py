@@ -244,7 +244,7 @@ def time_of_records(shape: Shape, processes: Sequence[Sequence[TrainingRecord]],
 def cache_path(environ: Mapping[str, str], facts: Mapping[str, str]) -> Path:
     """Returns the file of a calibration with these facts."""
     key = hashlib.sha256(json.dumps(dict(sorted(facts.items()))).encode()).hexdigest()[:16]
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    base = environ.get("XDG_CACHE_HOME") or cli.expand_path(environ.get("HOME") or "~") / ".cache"
     return Path(base) / "tf_ipu_dp" / "scaling" / f"compute-{key}.json"
 
 
