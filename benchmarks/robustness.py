@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/robustness.py flags [--count=100000] [--seed=0] [--out=runs/robustness] [--minutes=7]
     .venv/bin/python benchmarks/robustness.py telemetry      100,000 records of devices and runs, through the monitor
     .venv/bin/python benchmarks/robustness.py folders        10,000 damaged run folders; --resumes=20 really resume
-    .venv/bin/python benchmarks/robustness.py names          1,000 names: terminal, JSON, Prometheus, HTML, remote commands
+    .venv/bin/python benchmarks/robustness.py names          1,000 names: terminal, JSON, labels, HTML, remote commands
     .venv/bin/python benchmarks/robustness.py disks          full and read-only disks
     .venv/bin/python benchmarks/robustness.py memory         100,000 updates: memory, descriptors, threads
 
@@ -54,7 +54,7 @@ def try_part(module, state, first, count, seed, limit_s):
         began = time.perf_counter()
         try:
             outcome, problem = module.try_case(number, chance, state)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the case has failed
             outcome, problem = "traceback", traceback.format_exc(limit=-6)
         seconds = time.perf_counter() - began
         slowest = max(slowest, seconds)
@@ -109,7 +109,9 @@ def main():
                 file.write(json.dumps(part) + "\n")
             done += count
             failed = sum(len(each["failures"]) for each in parts)
-            print(f"\r{options.campaign}: {done:,} of {wanted:,}, {failed:,} failed", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{options.campaign}: {done:,} of {wanted:,}, {failed:,} failed", end="", file=sys.stderr, flush=True
+            )
         print(file=sys.stderr)
     if done < wanted:
         print(f"stopped after {options.minutes:g} minutes; the same command continues.")

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import tempfile
+from pathlib import Path
 
 from tf_ipu_dp import cli, train
 from tf_ipu_dp.config import train_flags
@@ -34,7 +35,7 @@ WORDS = (
 def prepare(options):
     """Works in an empty folder, so that no case finds a run of another one."""
     del options
-    before = os.getcwd()
+    before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
@@ -64,8 +65,9 @@ def try_case(number, chance, choices):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.run("train", lambda: train.main(["--dry_run", *words]), err)
     said = err.getvalue()
-    if os.listdir("."):
-        return "wrote", f"{words!r} made {os.listdir('.')}"
+    made = list(Path().iterdir())
+    if made:
+        return "wrote", f"{words!r} made {made}"
     if not all(each == "\n" or each.isprintable() for each in said + out.getvalue()):
         return "escapes", f"{words!r}: {said!r}"
     if code == 0:

@@ -31,8 +31,8 @@ TRAIN = [
     "--deterministic", "--noexport",
 ]  # fmt: skip
 GARBAGE = (
-    b"", b"{", b"null", b"\xff\xfe\x00", b"[" * 50_000, b'{"a": ' * 20_000, b'{"schema": 99}', b'{"step": ' + b"9" * 5000 + b"}",
-    b"\0" * 4096, b"--flagfile=/etc/passwd\n", b"--ipus=nan\n", b"\x1b[2J\n",
+    b"", b"{", b"null", b"\xff\xfe\x00", b"[" * 50_000, b'{"a": ' * 20_000, b'{"schema": 99}',
+    b'{"step": ' + b"9" * 5000 + b"}", b"\0" * 4096, b"--flagfile=/etc/passwd\n", b"--ipus=nan\n", b"\x1b[2J\n",
 )  # fmt: skip
 
 
@@ -86,7 +86,9 @@ def damage(chance, state):
     name = chance.choice(state.files)
     path = state.case / name
     content = state.contents[name]
-    kind = chance.choice(("flip", "flip", "flip", "cut", "garbage", "append", "remove", "folder", "link", "pipe", "swap"))
+    kind = chance.choice(
+        ("flip", "flip", "flip", "cut", "garbage", "append", "remove", "folder", "link", "pipe", "swap")
+    )
     if os.path.lexists(path):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if kind == "flip":
@@ -135,7 +137,7 @@ def try_case(number, chance, state):
     return outcome, None if problem is None else f"{about}: {problem}"
 
 
-def look(state):
+def look(state):  # noqa: PLR0911 - one for each thing that is asked
     """Returns what the folder gives, and what is wrong with that."""
     folder = run_folder.RunFolder(state.case)
     heartbeat.read_run(state.case)

@@ -72,7 +72,7 @@ def read_process(pid):
     """Returns memory, descriptors and threads of a process; None once it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
         return None
     rss, threads = (re.search(rf"^{name}:\s*(\d+)", status, re.MULTILINE) for name in ("VmRSS", "Threads"))

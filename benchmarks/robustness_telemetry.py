@@ -35,8 +35,9 @@ from tf_ipu_dp.runs import heartbeat
 LIMIT_S = 5.0
 KEYS = sorted(devices._KEYS)
 TEXTS = (
-    "", "0", "1", "17", "-1", "99.96%", "1330MHz", "40.9 W", "N/A", "1e308%", "-1e308", "1e999", "nan", "inf", "9" * 400,
-    "9" * 20_000, "9" * 20_000 + "x", "1." * 5_000, " " * 20_000 + "1", "٣ W", "a\0b", "\x1b[2J\x1b]0;x\x07", "\u202e",
+    "", "0", "1", "17", "-1", "99.96%", "1330MHz", "40.9 W", "N/A", "1e308%", "-1e308", "1e999", "nan", "inf",
+    "9" * 400, "9" * 20_000, "9" * 20_000 + "x", "1." * 5_000,
+    " " * 20_000 + "1", "٣ W", "a\0b", "\x1b[2J\x1b]0;x\x07", "\u202e",
     "\ud800", "<script>alert(1)</script>", '"}\n# EOF', "a\nb", "x" * 3_000, "20260105T100000Z", "99991231T235959Z",
     "00010101T000000Z", "[red]x[/red]", "{{7*7}}", "%s%n", "日本",
 )  # fmt: skip
@@ -75,7 +76,10 @@ def render(value):
 def spoil(chance, value, rate):
     """Returns a JSON object in which some values are others."""
     if isinstance(value, dict):
-        return {key: make_value(chance) if chance.random() < rate else spoil(chance, each, rate) for key, each in value.items()}
+        return {
+            key: make_value(chance) if chance.random() < rate else spoil(chance, each, rate)
+            for key, each in value.items()
+        }
     if isinstance(value, list):
         return [make_value(chance) if chance.random() < rate else spoil(chance, each, rate) for each in value]
     return value
@@ -114,7 +118,8 @@ def write_run(folder, chance):
     times = {"instance": 0, "seconds": 1.0, "executing_s": 0.9, "input_wait_s": 0.1, "last": 1}
     record = {
         "schema": 1, "kind": "train", "step": 40, "epoch": 0.4, "loss": 1.0, "accuracy": 0.5, "learning_rate": 0.1,
-        "samples_per_s": 100.0, "elapsed_s": 1.0, "ipu_utilisation_pct": {"0": 5.0}, "instances": [times], "executions": 9,
+        "samples_per_s": 100.0, "elapsed_s": 1.0, "ipu_utilisation_pct": {"0": 5.0}, "instances": [times],
+        "executions": 9,
     }  # fmt: skip
     (folder / "status").mkdir(exist_ok=True)
     (folder / "status" / "instance-000.json").write_bytes(render(spoil(chance, status.to_json(), 0.05)))
