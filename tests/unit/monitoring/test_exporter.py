@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import re
 import socket
@@ -151,8 +152,13 @@ def test_the_dashboard_queries_only_metrics_and_labels_that_exist(scrape):
 
 
 def _ask(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        return answer.status
+    """Scrapes without urllib, whose proxies another test may have set."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def test_connections_that_ask_nothing_do_not_keep_others_from_scraping(wait_until):
