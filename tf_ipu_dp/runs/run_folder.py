@@ -139,7 +139,10 @@ class RunFolder:
 
     def read_metrics(self) -> List[MetricsRecord]:
         """Returns the records; lines that are damaged or of another kind are skipped."""
-        return parse_metrics(self._metrics_lines())
+        try:
+            return parse_metrics(self._metrics_lines())
+        except OSError:
+            return []
 
     def read_last_metrics(self, max_bytes: int) -> List[MetricsRecord]:
         """Returns the last records only: the file of a long run is large, and a monitor reads it every second."""

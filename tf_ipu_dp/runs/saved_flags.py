@@ -103,6 +103,17 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
     tied = {name: manifest.flags[name] for name in train_flags.names_tied_to_weights() if name in manifest.flags}
     wrong = [line for line in saved if tied.get(_name_of(line), _value_of(line)) != _value_of(line)]
     kept = tuple(f"--{_name_of(line)}={tied[_name_of(line)]}" if line in wrong else line for line in saved)
+    defaults, present = train_flags.default_texts(), set(map(_name_of, saved))
+    missing = tuple(
+        f"--{name}={text}"
+        for name, text in tied.items()
+        if name not in present | dropped and defaults.get(name, "auto") not in ("auto", text)
+    )
+    if missing:
+        return (*missing, *kept), (
+            f"{' '.join(missing)} is missing in {path}/run.flags, and taken from the checkpoint of step "
+            f"{manifest.step:,}.",
+        )
     return kept, tuple(
         f"{line} in {path}/run.flags is not what the checkpoint of step {manifest.step:,} was trained with; "
         f"--{_name_of(line)}={tied[_name_of(line)]} is taken."

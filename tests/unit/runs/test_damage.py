@@ -160,3 +160,14 @@ def test_bad_lines_of_metrics_are_left_out_and_the_others_are_kept(run_dir):
         assert [record.step for record in folder.read_metrics()] == [4, 12]
         folder.truncate_metrics(after_step=8)
         assert [record.step for record in folder.read_metrics()] == [4]
+
+
+def test_flags_of_the_model_that_run_flags_lacks_are_taken_from_the_checkpoint(run_dir):
+    (run_dir / "run.flags").write_bytes(b"\x1b[2J garbage\n")
+    flags, (warning,) = complete(run_dir)
+    assert (flags[1], flags[3]) == ("mlp", 7) and "--model=mlp" in warning and "is missing in" in warning
+
+
+def test_metrics_that_are_no_file_are_no_metrics(run_dir):
+    (run_dir / "metrics.jsonl").mkdir()
+    assert run_folder.RunFolder(run_dir).read_metrics() == []
