@@ -54,6 +54,8 @@ class Column:
 
 def make_table(columns: Sequence[Column], options: DisplayOptions) -> List[Line]:
     """Returns the header and the rows. If too wide, columns are dropped, then the last one is truncated."""
+    if not columns:
+        return []
     shown = fit_columns(columns, options.width)
     widths = [column.width for column in shown]
     lines: List[Line] = [_join_cells([[(column.title, BOLD)] for column in shown], shown, widths)]
