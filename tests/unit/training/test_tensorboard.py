@@ -72,4 +72,5 @@ def test_tensorflow_keeps_no_copy_of_the_numbers_that_are_written(tmp_path):
     for step in steps:
         sink.write(sample_records.make_training(step))
     sink.close()
+    del step  # a reference to the last one
     assert [sys.getrefcount(step) for step in steps] == before
