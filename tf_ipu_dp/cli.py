@@ -15,12 +15,13 @@ import sys
 import textwrap
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Protocol, Sequence, TextIO, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Match, Optional, Protocol, Sequence, TextIO, Tuple, Union
 
 from absl import flags
 
-from tf_ipu_dp import __version__, missing_packages
+from tf_ipu_dp import __version__, flag_files, missing_packages
 from tf_ipu_dp.early_signals import Interrupted
+from tf_ipu_dp.usage_error import UsageError as UsageError  # noqa: PLC0414 - all commands know it by this name
 
 Flag = Any  # flags.Flag is generic in newer releases of absl only
 Groups = Mapping[str, Sequence[str]]
@@ -68,10 +69,14 @@ _ALIASES = {
 }
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _WORDS_OF_LIBRARIES = re.compile(r"could not convert|is not a number in the range|invalid literal")
-_ERROR_NUMBER = re.compile(r"(Unable to open flagfile: )?\[Errno -?\d+\] ")
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
 _NO_ARGUMENT = re.compile(r"-{1,2}(no\w+)=.* does not take an argument", re.DOTALL)
 _MAX_CHOICES_IN_FORM = 4
+_MAX_NAME = 100
+_MAX_FILE_NAME = 255
+_MAX_PATH = 4096
+_MAX_PROBLEMS = 20
 _PLACEHOLDERS = {"int": "N", "float": "X", "string": "PATH", "bool": ""}
 
 
@@ -80,14 +85,6 @@ class Terminal(Protocol):
 
     def isatty(self) -> bool:
         """Whether it is one."""
-
-
-class UsageError(ValueError):
-    """What the user asked for cannot be done. Each sentence is shown to the user unchanged."""
-
-    def __init__(self, *sentences: str) -> None:
-        super().__init__("\n".join(sentences))
-        self.sentences = sentences
 
 
 class Answer(Exception):  # noqa: N818 - it is none
@@ -121,6 +118,9 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         _replace_stdout_by_devnull()
         return 1
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            stderr.write(f"{program}: {printable(f'{error.strerror}: {shorten(str(error.filename))}')}.\n")
+            return 1
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         _replace_stdout_by_devnull()
@@ -174,19 +174,10 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
     sentences = _find_refused_absl_flags(words)
     if sentences:
         raise UsageError(*sentences)
-    try:
-        words = fv.read_flags_from_files(_flag_files_first(words), force_gnu=True)
-    except flags.CantOpenFlagFileError as error:
-        raise UsageError(
-            f"--flagfile cannot be read: {_ERROR_NUMBER.sub('', _reason(error))}. Give the path of a text file of "
-            "flags; python -m tf_ipu_dp.list flags shows those that are here."
-        ) from None
-    except flags.Error as error:
-        raise UsageError(f"{_reason(error)}. Write --flagfile=PATH.") from None
-    except ValueError as error:  # not text, or not a path
-        raise UsageError(
-            f"--flagfile cannot be read: {_reason(error)}. Give the path of a text file of flags."
-        ) from None
+    words = flag_files.read(_flag_files_first(words))
+    sentences = _find_impossible_names(words)
+    if sentences:
+        raise UsageError(*sentences)
 
     positional: Sequence[str] = ()
     while True:
@@ -197,12 +188,12 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
             name, sentence = _explain(error, words, fv)
         sentences.append(sentence)
         rest = _remove_flag(name, words, fv)
-        if rest == words:
+        if rest == words or len(sentences) >= _MAX_PROBLEMS:
             break
         words = rest
-    sentences += [f"{word!r} is not expected here; options start with --." for word in positional]
+    sentences += [f"{shorten(repr(word))} is not expected here; options start with --." for word in positional]
     if sentences:
-        raise UsageError(*sentences)
+        raise UsageError(*sentences[:_MAX_PROBLEMS])
 
 
 def render_help(
@@ -245,7 +236,7 @@ def as_started(text: str, environ: Mapping[str, str]) -> str:
 
 def render_problems(program: str, sentences: Sequence[str]) -> str:
     """Returns the text for stderr: a sentence, or a numbered list of several."""
-    sentences = [as_started(_ERROR_NUMBER.sub("", sentence), os.environ) for sentence in sentences]
+    sentences = [printable_lines(as_started(_ERROR_NUMBER.sub("", sentence), os.environ)) for sentence in sentences]
     if len(sentences) == 1:
         return f"{program}: {sentences[0]}\n"
     lines = [f"{program}: {len(sentences)} problems:"]
@@ -265,7 +256,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
         last = number == len(header) - 1
         table.add_column(title, justify="right" if number in right else "left", no_wrap=not last, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable_lines, row))
     stream = io.StringIO()
     # A narrower terminal wraps the lines, so that no number is cut.
     Console(file=stream, width=max(width, MIN_WIDTH), color_system=None, highlight=False, markup=False).print(table)
@@ -281,6 +272,28 @@ def alternatives(values: Iterable[object]) -> str:
 def count(number: int, one: str, many: str = "") -> str:
     """Returns `1 replica`, `1,024 replicas`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def shorten(text: str) -> str:
+    """Returns a text of 60 characters at most, to be quoted inside a sentence."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: str) -> str:
+    """Returns a text without characters that move the cursor, change colours or are invisible.
+
+    All that comes from files, other processes or the command line goes through it before a terminal shows it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Returns a text of several lines, each of them printable."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def first_line(text: str) -> str:
@@ -311,6 +324,28 @@ def flag_form(flag: Flag) -> str:
 def describe_choices(text: str, choices: Sequence[str]) -> str:
     """Returns a help text, followed by the choices if they are too many for the flag's form."""
     return text if len(choices) <= _MAX_CHOICES_IN_FORM else f"{text.rstrip('.')}. One of {alternatives(choices)}."
+
+
+def expand_path(text: Union[str, Path]) -> Path:
+    """Returns a path with ~ expanded: a shell does not expand it in --flag=~/folder. Unknown users stay as they are."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib raises where there is no home folder
+
+
+def check_path(text: str) -> str:
+    """Returns the text of a path, unchanged; ValueError with the reason if no file can have that name."""
+    if "\0" in text:
+        raise ValueError("a path has no NUL")
+    encoded = os.fsencode(text)
+    longest = max(map(len, encoded.split(b"/")))
+    if longest > _MAX_FILE_NAME or len(encoded) >= _MAX_PATH:
+        raise ValueError(f"a name has up to {_MAX_FILE_NAME} bytes and a path up to {_MAX_PATH - 1}")
+    if text.startswith("~"):
+        user = text[1:].split("/", maxsplit=1)[0]
+        try:
+            Path(text.split("/", maxsplit=1)[0]).expanduser()
+        except (RuntimeError, ValueError):
+            raise ValueError(f"there is no user {user!r} with a home folder") from None
+    return text
 
 
 def supports_unicode(stream: TextIO) -> bool:
@@ -382,6 +417,14 @@ def _find_refused_absl_flags(words: Sequence[str]) -> List[str]:
     return sentences
 
 
+def _find_impossible_names(words: Sequence[str]) -> List[str]:
+    """Returns a sentence for each flag whose name is too long: comparing it with all others would take seconds."""
+    names = (word.lstrip("-").split("=")[0] for word in _until_end_of_flags(words) if word.startswith("-"))
+    return [
+        f"--{shorten(name)} is not a flag. See --help for those that are." for name in names if len(name) > _MAX_NAME
+    ]
+
+
 def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tuple[str, str]:
     """Returns the name on the line that an absl error is about, and the sentence for the user."""
     text = _reason(error)
@@ -400,7 +443,7 @@ def _explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tu
         given = _last_value(bad[1], words)
         near = _nearest_choice(given.lower(), getattr(flag.parser, "enum_values", None) or ())
         guess = f" Did you mean --{bad[1]}={near}?" if near else ""
-        sentence = f"--{bad[1]}={_shorten(given)} is not possible{reason}.{guess} It takes {_accepted_values(flag)}."
+        sentence = f"--{bad[1]}={shorten(given)} is not possible{reason}.{guess} It takes {_accepted_values(flag)}."
         return bad[1], sentence
     denied = _NO_ARGUMENT.match(text)
     if denied:
@@ -424,15 +467,11 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".").replace("ERROR:: ", "")
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _suggest_flag(name: str, value: str, fv: flags.FlagValues) -> str:
     plain = name.lower().replace("-", "_")
     flag, form = _ALIASES.get(plain, ("", ""))
     if flag in fv:
-        return f"Use {form.format(value=_shorten(value) or 'VALUE')}."
+        return f"Use {form.format(value=shorten(value) or 'VALUE')}."
     # Below this, flags that merely share letters would be offered: --precision for --version.
     near = get_close_matches(plain, list(fv), n=1, cutoff=0.7)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."

@@ -105,7 +105,7 @@ def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequen
     table = cli.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
     worst = max(found, key=lambda each: each.relative)
     what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
-    distance = f"{worst.relative:.1e} of {worst.layer} (limit {limit:g})"
+    distance = f"{worst.relative:.1e} of {cli.printable(worst.layer)} (limit {limit:g})"
     if worst.largest == 0:
         return f"{table}\n{what}: identical weights, bit for bit.\n"
     if worst.relative <= limit:
@@ -114,11 +114,15 @@ def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequen
 
 
 def _newest_checkpoint(folder: Path) -> checkpoints.Checkpoint:
-    store = checkpoints.Store(folder / "checkpoints", 1, lambda text: print(f"compare: {text}", file=sys.stderr))
+    store = checkpoints.Store(folder / "checkpoints", 1, _warn)
     found = store.newest()
     if found is None:
         raise cli.UsageError(f"{folder} has no valid checkpoint. Give the folder of a run that has saved one.")
     return found
+
+
+def _warn(text: str) -> None:
+    print(f"compare: {cli.printable_lines(text)}", file=sys.stderr)
 
 
 def _layout(checkpoint: checkpoints.Checkpoint) -> str:

@@ -164,7 +164,7 @@ def check_calls(sdk: str, of_train: Sequence[str], *, as_json: bool) -> int:
                 print(f"{name}:")
             calls.append(call)
             if shows_all or not (as_json or call.ok):
-                print(f"{marks[call.ok]}  {call.name:<42} {call.answer}".rstrip(), flush=True)
+                print(f"{marks[call.ok]}  {call.name:<42} {cli.printable(call.answer)}".rstrip(), flush=True)
     every = [call for _, calls in found for call in calls]
     failed = sum(not call.ok for call in every)
     if as_json:

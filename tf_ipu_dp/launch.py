@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
 
 from absl import flags
@@ -76,6 +75,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     options = _parse_options(launcher_words, train_words)
     typed = saved_flags.complete(train_words)
+    for warning in typed.warnings:
+        _announce(warning)
     _refuse_nested_launch()
     if typed.config.format != "table":
         raise cli.UsageError(
@@ -176,7 +177,7 @@ def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str],
 def _run_folder(config: TrainConfig) -> Iterator[run_folder.RunFolder]:
     """Yields the run's folder: --run_dir, or a new one, which is removed if it stays empty."""
     if config.run_dir is not None:
-        yield run_folder.RunFolder(Path(config.run_dir).expanduser())
+        yield run_folder.RunFolder(cli.expand_path(config.run_dir))
         return
     path = run_folder.make_folder(preflight.folder_name(config), datetime.now())
     try:
@@ -193,8 +194,8 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout)))
-    print(f"\n{command}")
+    text = report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout))
+    sys.stdout.write(cli.printable_lines(f"{text}\n{command}\n"))
 
 
 def _width(stream: TextIO) -> int:
@@ -202,7 +203,7 @@ def _width(stream: TextIO) -> int:
 
 
 def _announce(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
+    print(f"launch: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def _read_allocation(launcher: str) -> List[str]:

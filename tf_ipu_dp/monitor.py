@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     cfg = parse(words)
     if cfg.explain is not None:
-        return _explain(Path(cfg.explain).expanduser(), cfg.json)
+        return _explain(cli.expand_path(cfg.explain), cfg.json)
     if cfg.report is not None and cfg.record is not None and Path(cfg.record).exists():
         from tf_ipu_dp.monitoring import recorder, recording_report
 
@@ -85,7 +85,7 @@ def _show(reader: device_reader.DeviceReader, cfg: MonitorConfig) -> int:
 
 def _chosen_folders(run: Optional[str]) -> List[Path]:
     """Returns the folder of a run that `--run` names, if it names one."""
-    folder = Path(run).expanduser() if run else None
+    folder = cli.expand_path(run) if run else None
     return [folder] if folder is not None and heartbeat.read_run(folder) else []
 
 
@@ -278,7 +278,7 @@ def _make_end_check(cfg: MonitorConfig) -> Callable[[], bool]:
         return lambda: not process_info.is_alive(pid)
     if cfg.run_dir is None:
         return lambda: False
-    folder = Path(cfg.run_dir).expanduser()
+    folder = cli.expand_path(cfg.run_dir)
     has_started = False
 
     def run_has_ended() -> bool:
@@ -313,7 +313,7 @@ def _say_report(path: Path, samples: int, recording: Path) -> None:
 
 def _say(sentence: str) -> None:
     """Writes a sentence to stderr, with commands as the user starts them."""
-    sys.stderr.write(f"monitor: {cli.as_started(sentence, os.environ)}\n")
+    sys.stderr.write(f"monitor: {cli.printable(cli.as_started(sentence, os.environ))}\n")
 
 
 def _help() -> str:

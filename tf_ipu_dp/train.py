@@ -25,7 +25,7 @@ from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
 
 from tf_ipu_dp import cli, early_signals, missing_packages
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.datasets import info, lookup
+from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.distributed import job, world
 from tf_ipu_dp.monitoring import process_info
 from tf_ipu_dp.planning import plan, relayout
@@ -65,11 +65,17 @@ def _run(
     ranks: Optional[world.Ranks],
     began: float,
 ) -> int:
-    if ranks:
-        cfg = _with_launched_instances(cfg, ranks)
     dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
-    cfg = _keep_saved_global_batch(cfg, dataset, launched)
-    run = plan.plan_run(cfg, dataset, launched)
+
+    saved = job.read_saved_batch(cfg)
+
+    def resolve(config: train_flags.TrainConfig) -> train_flags.TrainConfig:
+        """Sets the instances that a launcher has started, and the saved global batch, if the IPUs can divide it."""
+        config = _with_launched_instances(config, ranks) if ranks else config
+        return relayout.keep_global_batch(config, dataset, saved, launched) if saved else config
+
+    run = plan.plan_run(cfg, dataset, launched, resolve)
+    cfg = resolve(cfg)
     if cfg.dry_run:
         _show(cfg, run)
         return 0
@@ -121,26 +127,21 @@ def _with_launched_instances(cfg: train_flags.TrainConfig, ranks: world.Ranks) -
     return dataclasses.replace(cfg, instances=ranks.instances, ipus=ipus)
 
 
-def _keep_saved_global_batch(
-    cfg: train_flags.TrainConfig, dataset: info.DatasetInfo, launched: Optional[plan.LaunchedTopology]
-) -> train_flags.TrainConfig:
-    """Returns the config of a resumed run with its saved global batch, if the IPUs can divide it."""
-    saved = job.read_saved_batch(cfg)
-    return relayout.keep_global_batch(cfg, dataset, saved, launched) if saved else cfg
-
-
 def _parse(
     words: Sequence[str], launched: Optional[plan.LaunchedTopology], ranks: Optional[world.Ranks]
 ) -> train_flags.TrainConfig:
     """Parses the command line. The saved flags of a run that is resumed or evaluated are the defaults."""
     decided = _GIVEN_BY_POPRUN if launched else _GIVEN_BY_RANKS if ranks else ()
-    return _with_expanded_paths(saved_flags.complete(words, decided).config)
+    command = saved_flags.complete(words, decided)
+    for warning in command.warnings if not (launched or ranks) else ():  # else the launcher has said so
+        sys.stderr.write(f"train: {cli.printable(warning)}\n")
+    return _with_expanded_paths(command.config)
 
 
 def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfig:
     """Expands ~ in paths: a shell does not expand it in --flag=~/folder."""
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
-    changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
+    changes: Dict[str, Any] = {name: str(cli.expand_path(path)) for name, path in paths if path is not None}
     return dataclasses.replace(cfg, **changes)
 
 
@@ -218,7 +219,7 @@ def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
     else:
         text = report.render_plan(run, _width(), ascii_only)
         text += _render_prediction(cfg, run)
-    sys.stdout.write(text)
+    sys.stdout.write(cli.printable_lines(text))
 
 
 def _render_prediction(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> str:

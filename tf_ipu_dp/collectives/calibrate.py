@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from datetime import date
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -56,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     delays = _parse_delays(values["delays"], fabric)
     measure.require_horovod(2)
     name = fabric.name if fabric is not None else None
-    path = Path(values["out"]).expanduser() if values["out"] else calibration_file.path(os.environ, name)
+    path = cli.expand_path(values["out"]) if values["out"] else calibration_file.path(os.environ, name)
     measure.announce(_announcement(fabric, values["loss_trials"]))
     found = calibrate(fabric, delays, trials=values["trials"], loss_trials=values["loss_trials"])
     calibration.save(found, path)

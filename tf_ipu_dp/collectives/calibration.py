@@ -16,7 +16,7 @@ import numpy as np
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import calibration_file, horovod_model, noise, results, topology
 from tf_ipu_dp.collectives import loss as loss_model
-from tf_ipu_dp.runs import json_files, run_folder
+from tf_ipu_dp.runs import json_files, safe_files
 from tf_ipu_dp.runs.records import Record, RecordError
 
 Array = Any  # numpy has no types that hold for both releases
@@ -203,7 +203,7 @@ def save(found: Calibration, path: Path) -> None:
     """Writes a calibration; its folder is made if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        run_folder.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
+        safe_files.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
     except OSError as error:
         raise cli.UsageError(f"The calibration cannot be written to {path}: {error.strerror}.") from error
 
@@ -213,7 +213,7 @@ def load(path: Path) -> Optional[Calibration]:
     if not path.exists():
         return None
     try:
-        return Calibration.from_json(json_files.read_object(path))
+        return Calibration.from_json(json_files.read_object(path, follow_links=True))
     except RecordError as error:
         raise cli.UsageError(f"{path} is not a calibration: {error}. Calibrate again.") from error
 

@@ -70,7 +70,7 @@ def load(profile: str) -> Fabric:
     """Returns the network of a profile, by name or path; UsageError for a mistake in it."""
     path = _FOLDER / f"{profile}{_SUFFIX}"
     if profile not in profile_names():
-        path = Path(profile).expanduser()
+        path = cli.expand_path(profile)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):

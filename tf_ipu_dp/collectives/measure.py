@@ -22,6 +22,7 @@ from tf_ipu_dp.collectives.network import EmulatedHosts
 from tf_ipu_dp.collectives.protocol import Order
 from tf_ipu_dp.collectives.report_content import make_content
 from tf_ipu_dp.collectives.results import Result
+from tf_ipu_dp.config import parsers
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.environment import installation
 from tf_ipu_dp.environment.status import SetupError, Status
@@ -217,7 +218,7 @@ def _out_folder(fv: flags.FlagValues) -> Optional[Path]:
     given: Any = fv["out"].value
     if given is None:
         return None
-    folder = Path(given).expanduser()
+    folder = cli.expand_path(given)
     with contextlib.suppress(OSError):
         if folder.is_dir() and any(folder.iterdir()) and not (folder / results.DESCRIPTION).exists():
             raise cli.UsageError(f"--out={given} is a folder of other files. Give a new one.")
@@ -291,7 +292,7 @@ def _make_flags() -> flags.FlagValues:
         "real_time", None, "Run the ranks at real-time priority where the user may, so that other work on the machine "
         "disturbs them less. Default: on emulated hosts whose links have a rate.", flag_values=fv,
     )  # fmt: skip
-    flags.DEFINE_string("out", None, "Folder for the result. Default: a new one in runs/.", flag_values=fv)
+    parsers.define_path("out", None, "Folder for the result. Default: a new one in runs/.", flag_values=fv)
     fabric_flags.define_flags(fv)
     return fv
 

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.runs import json_files, run_folder
+from tf_ipu_dp.runs import json_files, safe_files
 from tf_ipu_dp.runs.records import Record, RecordError
 
 Array = Any  # numpy has no types that hold for both releases
@@ -90,8 +90,8 @@ class Result:
 def write(result: Result, folder: Path) -> None:
     """Writes a result into a folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_durably(folder / TRIALS, render_trials(result.series).encode())
-    run_folder.write_durably(folder / DESCRIPTION, (json.dumps(result.description.to_json(), indent=2) + "\n").encode())
+    safe_files.write_durably(folder / TRIALS, render_trials(result.series).encode())
+    safe_files.write_durably(folder / DESCRIPTION, (json.dumps(result.description.to_json(), indent=2) + "\n").encode())
 
 
 def read(folder: Path) -> Result:

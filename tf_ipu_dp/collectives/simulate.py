@@ -69,7 +69,7 @@ def _write(result: results.Result, folder: Path) -> None:
         results.write(result, folder)
     except OSError as error:
         raise cli.UsageError(f"The trials cannot be written to {folder}: {error.strerror}.") from error
-    sys.stderr.write(f"simulate: wrote {results.DESCRIPTION} and {results.TRIALS} to {folder}\n")
+    sys.stderr.write(f"simulate: wrote {results.DESCRIPTION} and {results.TRIALS} to {cli.printable(str(folder))}\n")
 
 
 def _make_result(
@@ -192,7 +192,7 @@ def _read_calibration(path: Path) -> calibration.Calibration:
         raise cli.UsageError(f"{path} does not exist. Measure at 2 ranks first, or give a topology.")
     changed = machine_facts.differences(found.facts, machine_facts.read())
     if changed:
-        sys.stderr.write(f"simulate: {path} was calibrated with {'; '.join(changed)}.\n")
+        sys.stderr.write(cli.printable(f"simulate: {path} was calibrated with {'; '.join(changed)}.") + "\n")
     return found
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -28,7 +27,8 @@ from tf_ipu_dp.collectives.disturbances import Disturbances
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.collectives.loss import Loss
 from tf_ipu_dp.collectives.measure import Request
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.config import parsers
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.records import Record
 
 PROFILE = "ethernet-100m"
@@ -111,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     if not rows:
         return 130
     if values["out"]:
-        run_folder.write_durably(Path(values["out"]).expanduser(), _to_json(rows))
+        safe_files.write_durably(cli.expand_path(values["out"]), _to_json(rows))
     sys.stdout.write(_to_json(rows) if values["json"] else render(rows, _width()))
     return 130 if interrupted else int(any(not is_met for _, is_met in verdicts(rows)))
 
@@ -300,7 +300,7 @@ def _make_flags() -> flags.FlagValues:
         "loss_trials", calibrate.LOSS_TRIALS, "All-reduces with loss: of each size at 2 ranks, and of the case itself.",
         lower_bound=20, upper_bound=1_000_000, flag_values=fv,
     )  # fmt: skip
-    flags.DEFINE_string("out", None, "File for the table as JSON.", flag_values=fv)
+    parsers.define_path("out", None, "File for the table as JSON.", flag_values=fv)
     flags.DEFINE_bool("json", False, "Print the table as JSON.", flag_values=fv)
     return fv
 

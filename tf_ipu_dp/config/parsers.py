@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -16,6 +16,7 @@ from tf_ipu_dp.config.values import TIME_UNITS, Duration, Hosts, LossScaling, Ti
 
 # Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
 LARGEST_NUMBER = 2**31 - 1
+_LONGEST_NAME = 253  # of a host in the domain name system; and no file has a longer one
 LARGEST_JOB = 2**20  # IPUs, and with them stages, instances and hosts
 
 Parser = Any  # flags.ArgumentParser is generic in newer releases of absl only
@@ -75,7 +76,13 @@ class PathParser(_BaseParser):
 
     def parse(self, argument: Any) -> str:
         """Returns the path."""
-        return str(argument)
+        return cli.check_path(str(argument))
+
+
+def define_path(name: str, default: Optional[str], text: str, flag_values: flags.FlagValues) -> None:
+    """Defines a flag that takes a path, for commands other than train."""
+    define: Any = flags.DEFINE
+    define(PathParser(), name, default, text, flag_values, Serializer())
 
 
 class DatasetNameParser(_BaseParser):
@@ -90,6 +97,8 @@ class DatasetNameParser(_BaseParser):
         name = str(argument).strip()
         if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.]+)?", name, re.ASCII):
             raise ValueError("it is not a data set's name")
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f"it has more than {_LONGEST_NAME} characters")
         return name
 
 
@@ -208,6 +217,8 @@ class HostsParser(_BaseParser):
             raise ValueError("one of the host names is empty or has an impossible character")
         if any(re.fullmatch(r"\d+\.?\d*|0x[\da-f]*", name, re.ASCII | re.IGNORECASE) for name in names):
             raise ValueError("it is neither a whole number nor names")
+        if any(len(name) > _LONGEST_NAME for name in names):
+            raise ValueError(f"a host's name has more than {_LONGEST_NAME} characters")
         if len(set(names)) < len(names):
             raise ValueError("a host is named twice")
         return Hosts(len(names), names)

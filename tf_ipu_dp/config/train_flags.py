@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -347,6 +347,18 @@ def define_flags(fv: flags.FlagValues) -> None:
     """Defines every flag of a training run."""
     for flag in FLAGS:
         flag.define(fv)
+
+
+def check_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Returns a config, if some of its values could be typed; UsageError if a flag does not take them."""
+    parsers_by_name = {flag.name: flag.parser for flag in FLAGS}
+    for name, value in values.items():
+        if value is not None:
+            try:
+                parsers_by_name[name].parse(cli.typed(value))
+            except (ValueError, TypeError) as error:
+                raise cli.UsageError(f"--{name}={cli.typed(value)} is not possible ({error}).") from error
+    return config
 
 
 def default_texts() -> Dict[str, str]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import http.client
 import importlib.util
+import os
 import sys
 import threading
 import urllib.error
@@ -32,7 +33,7 @@ def download(name: str, data_dir: Optional[str]) -> lookup.Prepared:
         builder = tfds.builder(name, data_dir=str(root))
         if not all(map(_is_reachable, builder.url_infos)):
             _refuse_download(name, data_dir)
-        print(f"downloading {name} to {root} ...", file=sys.stderr, flush=True)
+        print(f"downloading {cli.printable(f'{name} to {root}')} ...", file=sys.stderr, flush=True)
         root.mkdir(parents=True, exist_ok=True)
         # tensorflow-datasets writes to stdout, which carries the result of the run.
         with _lock(root / ".tf_ipu_dp.lock"), contextlib.redirect_stdout(sys.stderr):
@@ -75,9 +76,13 @@ def import_tfds(name: str) -> Any:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with path.open("w", encoding="utf-8") as lock:
+    # Several users may share the folder: a link of that name is not followed, and nothing is written.
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _is_reachable(url: str) -> bool:

@@ -104,7 +104,7 @@ def prepared_names(data_dir: Optional[str]) -> List[str]:
 
 def data_folder(data_dir: Optional[str]) -> Path:
     """Returns the folder in which tensorflow-datasets keeps its sets."""
-    return Path(data_dir or os.environ.get("TFDS_DATA_DIR") or Path("~") / "tensorflow_datasets").expanduser()
+    return cli.expand_path(data_dir or os.environ.get("TFDS_DATA_DIR") or Path("~") / "tensorflow_datasets")
 
 
 def _find_known(name: str) -> Optional[DatasetInfo]:

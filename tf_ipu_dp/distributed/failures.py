@@ -104,8 +104,10 @@ def find_first_failure(
     wrote_error = {error.instance for error in errors}
     # An instance that reports a stall exits with status 1: the stalled one failed first.
     reported_stall = report is not None and report.status == 1 and any(e.reported_by is not None for e in errors)
+    # What all have found together is the cause, whichever of them ends first.
+    is_common = report is not None and report.status == 1 and any(error.common for error in errors)
     found = [(_from_error(error), is_lost_peer(error.text)) for error in errors]
-    if report and report.instance not in wrote_error and not reported_stall:
+    if report and report.instance not in wrote_error and not reported_stall and not is_common:
         found.insert(0, (_from_report(report), is_lost_peer("\n".join(report.last_lines))))
     if not found:
         return FirstFailure(None, None, status, (), transient=True)
@@ -126,6 +128,8 @@ def find_first_failure(
 
 def _from_error(error: InstanceError) -> FirstFailure:
     lines = tuple(error.text.splitlines()[-LAST_LINES:])
+    if error.common:
+        return FirstFailure(None, None, None, lines, transient=error.transient)
     return FirstFailure(error.instance, error.host, None, lines, transient=error.transient)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
@@ -88,5 +87,5 @@ def read_saved_batch(config: TrainConfig) -> Optional[plan.Batch]:
     """Returns the batch of the run that would be resumed, if there is one."""
     if not saved_flags.is_resumed(config):
         return None
-    saved = run_folder.RunFolder(Path(config.run_dir or "").expanduser()).read_plan()
+    saved = run_folder.RunFolder(cli.expand_path(config.run_dir or "")).read_saved_plan()
     return saved.job_batch if saved else None

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Iterator
 
@@ -25,11 +24,11 @@ def lock(path: Path, status: Status) -> Iterator[None]:
     """Allows one installation at a time. pip inherits the lock, so that it is held even if this process is killed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise SetupError(
             f"{path.parent} cannot be written ({error.strerror}). Set TF_IPU_DP_VENV and TF_IPU_DP_CACHE to "
-            f"writable directories, for example TF_IPU_DP_VENV={Path(tempfile.gettempdir()) / 'tf_ipu_dp' / 'venv'}."
+            "writable directories of your own, for example TF_IPU_DP_VENV=$(mktemp -d)/venv."
         ) from error
     try:
         try:

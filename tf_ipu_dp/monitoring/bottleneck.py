@@ -132,7 +132,9 @@ def _collectives(sums: Sequence[_InstanceShares], records: Sequence[Sequence[Ins
 
 def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
     # In short runs much of it happens after the last record.
-    share = facts.bookkeeping_s / max(seconds, facts.training_s)
+    whole = max(seconds, facts.training_s)
+    # Records may have little of the time that it took: then it comes on top of theirs.
+    share = facts.bookkeeping_s / (whole if facts.bookkeeping_s <= whole else whole + facts.bookkeeping_s)
     if share <= THRESHOLD:
         return None
     sentence = (
@@ -146,6 +148,7 @@ def _executions(sums: Sequence[_InstanceShares], seconds: float, facts: Facts) -
     # Time between executions may be waiting for another instance, so the smallest share counts.
     calls = [(each.waiting or 0.0) if _is_call_overhead(each, facts) else 0.0 for each in sums]
     between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.bookkeeping_s / seconds
+    between = min(between, 1.0)
     if between <= THRESHOLD:
         return None
     # Ten times fewer calls, or the nearest divisor of the epoch.
@@ -166,7 +169,7 @@ def _is_call_overhead(each: _InstanceShares, facts: Facts) -> bool:
 
 
 def _compiling(facts: Facts) -> Verdict:
-    share = facts.compile_s / facts.total_s
+    share = min(facts.compile_s / facts.total_s, 1.0)
     sentence = (
         f"The bottleneck is compiling: {facts.compile_s:,.1f} of {facts.total_s:,.1f} s, {_percent(share)} of the run. "
         "Train longer, or cache compiled programs with --executable_cache."
@@ -199,8 +202,9 @@ def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]]) -> List[_Instan
                 [getattr(each, name) for each in times if getattr(each, name) is not None]
                 for name in ("executing_s", "input_wait_s", "collective_s")
             ]
-            executing, waiting, collective = (sum(part) / seconds if part else None for part in parts)
-            found.append(_InstanceShares(instance, seconds, min(executing or 0.0, 1.0), waiting, collective))
+            # Clocks are read at different moments, so that a part may be a little longer than the whole.
+            executing, waiting, collective = (min(sum(part) / seconds, 1.0) if part else None for part in parts)
+            found.append(_InstanceShares(instance, seconds, executing or 0.0, waiting, collective))
     return found
 
 

@@ -305,7 +305,9 @@ def _draw_bands(recording: Recording, bands: timeline.Bands, hidden: int, plot: 
             f"from {_number(start)} to {_number(stop)} {axis.unit}"
             for each, (start, stop) in zip(longest_first, places)
         ]
-    handles: List[Any] = [Patch(color=_PHASE_COLOURS.get(phase, _UNKNOWN_COLOUR), label=phase) for phase in seen]
+    handles: List[Any] = [
+        Patch(color=_PHASE_COLOURS.get(phase, _UNKNOWN_COLOUR), label=text_layout.printable(phase)) for phase in seen
+    ]
     saves = [(row, axis.position(moment)) for row, moment in timeline.find_saves(recording, bands)]
     if saves:
         moments = [moment for _, moment in saves]

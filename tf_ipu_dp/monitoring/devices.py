@@ -22,7 +22,11 @@ CONSTANT = (
 )  # fmt: skip
 _PID = "user process id"
 _MAX_REASON = 300
-_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*\s*", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)\s*[a-z%°µ/]*", re.ASCII | re.IGNORECASE)
+# A longer text is no number, and trying it takes time.
+_MAX_NUMBER = 64
+# No sensor reports more. Sums of larger numbers would overflow, and tables would be as wide as their digits.
+_MAX_VALUE = 1e15
 
 
 class TelemetryError(Exception):
@@ -88,9 +92,10 @@ class DeviceReading:
 
 def parse_number(text: Any) -> Optional[float]:
     """Returns the number of a text like `1330MHz`, `40.9 W` or `99.96%`; None for any other text."""
-    match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+    short = text.strip() if isinstance(text, str) and len(text) <= _MAX_NUMBER else ""
+    match = _NUMBER.fullmatch(short)
     value = float(match.group(1)) if match else math.nan
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= _MAX_VALUE else None
 
 
 def parse_device(mapping: Mapping[str, str]) -> Ipu:
@@ -114,7 +119,7 @@ def parse_health(text: Any) -> List[str]:
     """Returns one sentence per fault in the answer of checkHealthOfDevices, which may be any text."""
     try:
         value = json.loads(text) if isinstance(text, str) and text.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return [f"the health check's answer is not JSON: {shorten(text)}"]
     hosts = value.get("hosts") if isinstance(value, dict) else None
     if not value:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Sequence
 
 from tf_ipu_dp import cli, missing_packages
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import safe_files
 
 FORMATS = (".png", ".svg", ".html")
 # Told apart by readers with any colour vision (Okabe and Ito), then wine and grey.
@@ -72,7 +72,7 @@ def check_file(flag: str, path: Path, formats: Sequence[str] = FORMATS, drawn: S
 def write_file(flag: str, path: Path, content: bytes) -> None:
     """Writes a file, or raises a UsageError that names the flag."""
     try:
-        run_folder.write_durably(path, content)
+        safe_files.write_durably(path, content)
     except OSError as error:
         raise cli.UsageError(f"--{flag}={path} cannot be written ({error.strerror}). Use another path.") from error
 

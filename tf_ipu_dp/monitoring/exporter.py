@@ -1,18 +1,29 @@
-"""The last snapshot as Prometheus metrics. Scrapes are answered at once, even while the devices hang."""
+"""The last snapshot as Prometheus metrics. Scrapes are answered at once, even while the devices hang.
+
+Who connects and asks nothing, or does not read the answer, is disconnected and does not keep others from scraping.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import socket
+import socketserver
 import threading
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from wsgiref import simple_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring.devices import Ipu
 from tf_ipu_dp.monitoring.snapshots import RUNNING, Process, Snapshot
 
+# A scrape asks at once and reads at once.
+_SILENCE_LIMIT_S = 5.0
+_MAX_CONNECTIONS = 32
 _IPU_LABELS = ("ipu", "board")
 _USE_LABELS = ("ipu", "board", "pid", "run")
 # Prometheus itself has a label "instance". Process ids are unique only on their host.
@@ -146,11 +157,60 @@ def serve(collector: Collector, host: str, port: int) -> int:
     registry = CollectorRegistry()
     registry.register(collector)  # type: ignore[arg-type, unused-ignore]
     try:
-        server, _ = start_http_server(port, addr=host, registry=registry)
+        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        kind = type("_Server", (_Server,), {"address_family": family})
+        server = kind((host, port), _Handler)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise cli.UsageError(f"--export={host}:{port} cannot be used ({reason}). Use another port.") from error
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.serve_forever, name="exporter", daemon=True).start()
     return int(server.server_port)
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """Answers each connection in a thread. If there are too many, the oldest one is closed for the newest."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: Deque[socket.socket] = collections.deque()
+        self._guard = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts the thread of a connection. A client that sends a byte now and then is closed sooner or later."""
+        with self._guard:
+            self._open.append(request)
+            oldest = self._open.popleft() if len(self._open) > _MAX_CONNECTIONS else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection."""
+        with self._guard, contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: the client has gone, or was too slow."""
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+    """Reads one request, within the limit, and logs nothing."""
+
+    timeout = _SILENCE_LIMIT_S
+
+    def handle(self) -> None:
+        """Answers the request; a client that is silent for too long gets nothing."""
+        with contextlib.suppress(OSError):
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        """Prints nothing."""
 
 
 def _make_gauges(

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from absl import flags
 
 from tf_ipu_dp import cli
+from tf_ipu_dp.config import parsers
 from tf_ipu_dp.monitoring import selection
 
 GROUPS = {
@@ -126,11 +127,11 @@ def make_flags() -> flags.FlagValues:
         "health", False, "Print the faults of the IPUs and the last application event. Exit code 1 when there is a "
         "fault.", flag_values=fv,
     )  # fmt: skip
-    flags.DEFINE_string(
+    parsers.define_path(
         "events", None, f"With --health: the file with application events. By default {EVENT_PATH} names it.",
         flag_values=fv,
     )  # fmt: skip
-    flags.DEFINE_string("explain", None, "Name the bottleneck of the run in this folder, and the flag to change.",
+    parsers.define_path("explain", None, "Name the bottleneck of the run in this folder, and the flag to change.",
                         flag_values=fv)  # fmt: skip
     define(_Name(), "user", None, "Show only processes of this user, and their IPUs.", flag_values=fv)
     define(
@@ -139,9 +140,9 @@ def make_flags() -> flags.FlagValues:
     )  # fmt: skip
     flags.DEFINE_enum("sort", selection.SORT_NAMES[0], list(selection.SORT_NAMES), "What to sort the processes by.",
                       flag_values=fv)  # fmt: skip
-    flags.DEFINE_string("record", None, "Record snapshots to this file, as JSON lines, until stopped.",
+    parsers.define_path("record", None, "Record snapshots to this file, as JSON lines, until stopped.",
                         flag_values=fv)  # fmt: skip
-    flags.DEFINE_string(
+    parsers.define_path(
         "report", None, "Draw the recording of --record as PNG, SVG or HTML, by the ending of this name: an existing "
         "recording, or the one that is made now.", flag_values=fv,
     )  # fmt: skip
@@ -150,7 +151,7 @@ def make_flags() -> flags.FlagValues:
         boolean=True,
     )  # fmt: skip
     flags.DEFINE_integer("pid", None, "Stop when this process ends.", lower_bound=1, flag_values=fv)
-    flags.DEFINE_string("run_dir", None, "Stop when the run in this folder ends.", flag_values=fv)
+    parsers.define_path("run_dir", None, "Stop when the run in this folder ends.", flag_values=fv)
     flags.DEFINE_enum(
         "sdk", "auto", ["auto", "poplar", "emulator"], "Whose IPUs to show: the Poplar SDK's or the emulator's. auto "
         "takes the Poplar SDK's where there are any.", flag_values=fv,

@@ -9,17 +9,19 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import math
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple
 
 from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.monitoring import devices
 from tf_ipu_dp.monitoring.snapshots import SCHEMA, Snapshot, utc
-from tf_ipu_dp.runs import json_files
+from tf_ipu_dp.runs import json_files, safe_files
 from tf_ipu_dp.runs.records import Verdict
 
 _KIND = "tf_ipu_dp recording"
+# What is beyond was not measured: charts would have no room for it.
+_MAX_VALUE = 1e15
+_MAX_TIME_S = 1e10
 _CHANGING = (
     "id", "utilisation_pct", "session_utilisation_pct", "input_wait_pct", "power_w", "board_power_w", "die_temp_c",
     "board_temp_c", "error_state", "host_link_errors", "link_errors", "pid", "problem",
@@ -229,7 +231,7 @@ class Recorder:
 def read(path: Path) -> Recording:
     """Returns the recording in a file; `cli.UsageError` if it is not valid."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = list(safe_files.read_lines(path, follow_links=True))
     except OSError as error:
         raise cli.UsageError(
             f"--record={path} cannot be read ({error.strerror}). Give a file that --record=FILE has made."
@@ -323,7 +325,7 @@ def _objects(value: object) -> List[Dict[str, Any]]:
 
 
 def _number(value: Any) -> Optional[float]:
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    return float(value) if type(value) in (int, float) and abs(value) <= _MAX_VALUE else None
 
 
 def _whole(value: Any) -> Optional[int]:
@@ -336,6 +338,7 @@ def _text(value: Any) -> Optional[str]:
 
 def _parse_time(text: object) -> Optional[float]:
     try:
-        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
+        moment = datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
         return None
+    return moment if 0 <= moment <= _MAX_TIME_S else None

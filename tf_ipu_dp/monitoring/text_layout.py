@@ -10,6 +10,8 @@ import math
 import unicodedata
 from typing import Iterable, List, Optional, Sequence, Tuple
 
+from tf_ipu_dp.cli import printable as printable  # noqa: PLC0414 - those who lay out text find it here
+
 Span = Tuple[str, str]  # a text and its style
 Line = List[Span]
 TextColumn = Tuple[str, List[str]]  # a title and its cells
@@ -52,6 +54,8 @@ class Column:
 
 def make_table(columns: Sequence[Column], options: DisplayOptions) -> List[Line]:
     """Returns the header and the rows. If too wide, columns are dropped, then the last one is truncated."""
+    if not columns:
+        return []
     shown = fit_columns(columns, options.width)
     widths = [column.width for column in shown]
     lines: List[Line] = [_join_cells([[(column.title, BOLD)] for column in shown], shown, widths)]
@@ -101,15 +105,6 @@ def wrap(line: Line, width: Optional[int]) -> List[Line]:
         else:
             current = f"{current} {word}" if current else word
     return [[(each, style)] for each in [*lines, current]]
-
-
-def printable(text: str) -> str:
-    """Returns a text without characters that move the cursor, change colours or are invisible."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text
-    )
 
 
 def number(value: Optional[float]) -> str:

@@ -7,8 +7,10 @@ module calculates any of this. The error lists all problems at once, and every v
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, Tuple
+from typing import Callable, FrozenSet, Optional, Tuple
 
+from tf_ipu_dp import cli
+from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import errors, rules
@@ -54,12 +56,31 @@ class RunPlan:
     notes: Tuple[str, ...]  # combinations of flags that work, but not as one would expect
 
 
-def plan_run(config: TrainConfig, dataset: DatasetInfo, launched: Optional[LaunchedTopology] = None) -> RunPlan:
-    """Returns the plan of a run, or raises PlanError with every problem that its flags have."""
+def plan_run(
+    config: TrainConfig,
+    dataset: DatasetInfo,
+    launched: Optional[LaunchedTopology] = None,
+    resolve: Callable[[TrainConfig], TrainConfig] = lambda config: config,
+) -> RunPlan:
+    """Returns the plan of a run, or raises PlanError with every problem that its flags have.
+
+    `resolve` sets what the flags leave open and a launcher or a saved run decides, and raises UsageError for flags that
+    contradict them. It is applied to suggested flags as well, as if they had been typed.
+    """
+    typed, config = config, resolve(config)
     examined = rules.examine(config, dataset, launched)
     topology, model, batch, epochs = examined.topology, examined.model, examined.batch, examined.epochs
     if examined.broken:
-        raise PlanError([_try_fixes(broken, examined, config, dataset, launched) for broken in examined.broken])
+
+        def try_fix(fix: errors.Fix) -> Optional[FrozenSet[str]]:
+            """Returns the rules that are broken with a fix; None if it cannot be typed here."""
+            try:
+                changed = resolve(train_flags.check_values(fix.apply(typed), dict(fix.changes)))
+            except cli.UsageError:
+                return None
+            return frozenset(rules.examine(changed, dataset, launched).broken_names())
+
+        raise PlanError([_try_fixes(broken, examined, config, try_fix) for broken in examined.broken])
     assert topology and model and batch and epochs  # each is None only if a rule is broken
     keras = plan_keras_steps(dataset, topology, batch, epochs)
     return RunPlan(
@@ -82,15 +103,14 @@ def _try_fixes(
     broken: rules.BrokenRule,
     examined: rules.Examination,
     config: TrainConfig,
-    dataset: DatasetInfo,
-    launched: Optional[LaunchedTopology],
+    try_fix: Callable[[errors.Fix], Optional[FrozenSet[str]]],
 ) -> Problem:
     """Returns a problem with the fixes that solve it; those that cause no other problem are preferred."""
     before = examined.broken_names()
     solving, clean = [], []
     for fix in errors.distinct_fixes(broken.suggest(), config):
-        after = rules.examine(fix.apply(config), dataset, launched).broken_names()
-        if broken.name not in after:
+        after = try_fix(fix)
+        if after is not None and broken.name not in after:
             solving.append(fix)
             if after <= before:
                 clean.append(fix)

@@ -11,14 +11,17 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
+import stat
 import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp import cli
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.manifest import Manifest, StateFile, Variable
 from tf_ipu_dp.runs.records import RecordError
 
@@ -27,8 +30,11 @@ SCHEMA = 1
 _MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _ASIDE = "set-aside-"
-_STEP = re.compile("step-[0-9]{8,}")
+_TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY)}({re.escape(_ASIDE)})?step-[0-9]+-[0-9a-f]+")
+_STEP = re.compile("step-[0-9]{8,15}")
 _MAX_VARIABLES_NAMED = 3
+# A manifest has a line for each weight; a longer file is something else.
+_MAX_MANIFEST_BYTES = 1 << 26
 
 
 class CheckpointError(Exception):
@@ -95,6 +101,13 @@ class Store:
                     self.warn(f"{path} is damaged and skipped: {damage}.")
         return self.newest() if gone else None
 
+    def newest_manifest(self) -> Optional[Manifest]:
+        """Returns the newest manifest that is intact, without a look at the state beside it; None without one."""
+        for path in self._paths():
+            with contextlib.suppress(_DamageError):
+                return _read_manifest(path)
+        return None
+
     def steps(self) -> List[int]:
         """Returns the steps that have a checkpoint, good or not, in ascending order."""
         return sorted(map(_step_of, self._paths()))
@@ -112,10 +125,11 @@ class Store:
     @contextlib.contextmanager
     def _exclusive(self, *, wait: bool) -> Iterator[None]:
         """Locks the store. Temporary folders found then belong to a dead writer, and are removed."""
-        lock = run_folder.lock_file(self.folder / ".lock", wait=wait)
+        lock = safe_files.lock_file(self.folder / ".lock", wait=wait)
         try:
-            for path in self.folder.glob(f"{_TEMPORARY}*") if lock else ():
-                shutil.rmtree(path, ignore_errors=True)
+            for path in safe_files.list_folder(self.folder) if lock else ():
+                if _TEMPORARY_NAME.fullmatch(path.name):
+                    safe_files.remove(path)
             yield
         finally:
             if lock:
@@ -136,12 +150,12 @@ class Store:
                 entry.relative_to(temporary).as_posix(): entry for entry in temporary.rglob("*") if entry.is_file()
             }
             manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
-            run_folder.sync_tree(temporary)
-            run_folder.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
+            safe_files.sync_tree(temporary)
+            safe_files.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
             if path.exists():  # damaged
                 self._remove([path])
             temporary.rename(path)
-            run_folder.sync(self.folder)
+            safe_files.sync(self.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return Checkpoint(path, manifest)
@@ -156,7 +170,7 @@ class Store:
 
     def _paths(self) -> List[Path]:
         """Returns the checkpoints' folders, newest first."""
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        entries = safe_files.list_folder(self.folder)
         return sorted((path for path in entries if _STEP.fullmatch(path.name)), key=_step_of, reverse=True)
 
     def _last_good(self) -> str:
@@ -219,21 +233,39 @@ def _open_and_check_step(path: Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    try:
-        manifest = _parse((path / _MANIFEST).read_bytes().decode())
+    manifest = _read_manifest(path)
+    with _damage_on_failure(path):
+        for entry in safe_files.list_folder(path):  # TensorFlow opens what the state's index names
+            if not stat.S_ISREG(entry.lstat().st_mode):
+                raise _DamageError(f"{entry.name} in it is not a file")
         for name, expected in manifest.files.items():
+            if name != Path(name).name:
+                raise _DamageError(f"{_MANIFEST} names {name!r}, which is not in its folder")
             _check(path / name, name, expected)
+    return Checkpoint(path, manifest)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    with _damage_on_failure(path):
+        if path.is_symlink():
+            raise _DamageError("it is a link, and links in a run's folder are not followed")
+        return _parse(safe_files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES).decode())
+
+
+@contextlib.contextmanager
+def _damage_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise _DamageError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise _DamageError(f"{Path(error.filename or path).name} cannot be read ({_reason(error)})") from error
     except UnicodeDecodeError as error:
         raise _DamageError(f"{_MANIFEST} is not text") from error
-    return Checkpoint(path, manifest)
 
 
 def _check(path: Path, name: str, expected: StateFile) -> None:
-    size = path.stat().st_size
+    size = path.lstat().st_size
     if size != expected.bytes:
         raise _DamageError(f"{name} has {size:,} bytes instead of {expected.bytes:,}")
     if _measure(path) != expected:
@@ -242,7 +274,7 @@ def _check(path: Path, name: str, expected: StateFile) -> None:
 
 def _measure(path: Path) -> StateFile:
     digest = hashlib.sha256()
-    with path.open("rb") as handle:
+    with os.fdopen(safe_files.open_regular(path, os.O_RDONLY), "rb") as handle:
         for block in iter(lambda: handle.read(1 << 20), b""):
             digest.update(block)
         return StateFile(handle.tell(), digest.hexdigest())
@@ -250,24 +282,28 @@ def _measure(path: Path) -> StateFile:
 
 def _seal(content: Any) -> str:
     """Returns the manifest's text: always the same for the same content, with a hash of it inside."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-    sealed = {"schema": SCHEMA, "sha256": digest, "manifest": content}
+    return _render({"schema": SCHEMA, "sha256": _hash(content), "manifest": content})
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _render(sealed: Any) -> str:
     return json.dumps(sealed, sort_keys=True, allow_nan=False, indent=1) + "\n"
 
 
 def _parse(text: str) -> Manifest:
     try:
         sealed = json.loads(text)
-        schema, content = sealed["schema"], sealed["manifest"]
-    except (ValueError, KeyError, TypeError) as error:
+        schema, digest, content = sealed["schema"], sealed["sha256"], sealed["manifest"]
+        # The text is rendered again and compared, not only hashed: even a changed blank is a sign of a failing disk.
+        # A later release may have added keys beside these.
+        intact = _render(sealed) == text and _hash(content) == digest
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _DamageError(f"{_MANIFEST} is not a manifest") from error
     if schema != SCHEMA:
-        raise _DamageError(f"{_MANIFEST} is of schema {schema!r}, and this version reads {SCHEMA}")
-    # The text is rendered again and compared, not only hashed: even a changed blank is a sign of a failing disk.
-    try:
-        intact = _seal(content) == text
-    except ValueError:
-        intact = False
+        raise _DamageError(f"{_MANIFEST} is of schema {cli.shorten(repr(schema))}, and this version reads {SCHEMA}")
     if not intact:
         raise _DamageError(f"{_MANIFEST} has other bytes than were written (its SHA-256 differs)")
     try:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.json_files import read_object
 from tf_ipu_dp.runs.records import Record, RecordError
 
@@ -24,7 +26,9 @@ PERIOD_S = 1.0
 PHASES = ("starting", "compiling", "training", "evaluating", "saving", "exporting")
 INPUT, OTHERS, NOTHING = "input", "other instances", "nothing"
 _STATUS = "status"
+_NAME = re.compile(r"instance-[0-9]+\.json")
 _MAX_CHANGES = 16
+_MAX_RATE = 1e15
 _MAX_SECONDS = 1e10  # about three hundred years: no clock shows more
 # No heartbeat is longer; a longer file is something else.
 _MAX_BYTES = 1 << 16
@@ -139,7 +143,8 @@ class StatusReporter:
         self._stopped.set()
         for path in (self._path, _pointer(self._environ, self._status.pid)):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if not path.parent.is_symlink():
+                    path.unlink()
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()
 
@@ -154,17 +159,20 @@ class StatusReporter:
         """Writes a heartbeat now. Errors are ignored: a run does not fail because of its heartbeat."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._path, self.status().to_json())
+            if not self._path.parent.is_symlink():
+                safe_files.replace(self._path, json.dumps(self.status().to_json()))
 
     def _repeat(self) -> None:
         while not self._stopped.wait(PERIOD_S):
             self.write()
 
     def _write_pointer(self) -> None:
+        # Without XDG_RUNTIME_DIR it is in the temporary directory, where anybody may have made a folder of that name.
+        # Then there is no pointer: a monitor does not find the run by its process, only by --run.
         with contextlib.suppress(OSError):
             pointer = _pointer(self._environ, self._status.pid)
-            pointer.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(pointer, {"status": str(self._path.resolve())})
+            safe_files.make_private_folder(pointer.parent)
+            safe_files.replace(pointer, json.dumps({"status": str(self._path.resolve())}))
 
 
 def read(path: Path) -> Optional[Status]:
@@ -173,18 +181,27 @@ def read(path: Path) -> Optional[Status]:
         status = Status.from_json(read_object(path, _MAX_BYTES))
     except RecordError:
         return None
-    return status if all(map(_is_time, (status.still_s, status.time))) else None
+    times = (status.still_s, status.time, *(() if status.eta_s is None else (status.eta_s,)))
+    rates = (status.samples_per_s or 0.0, status.loss or 0.0)
+    counts = (status.instance, status.instances, status.pid, status.step, status.planned_steps)
+    is_plausible = all(map(_is_time, times)) and all(abs(rate) <= _MAX_RATE for rate in rates)
+    return status if is_plausible and min(counts) >= 0 and "\0" not in status.run_dir else None
 
 
 def read_run(folder: Path) -> List[Status]:
     """Returns the last heartbeats of a run's instances, in their order."""
-    found = (read(path) for path in sorted((folder / _STATUS).glob("instance-*.json")))
+    found = (read(path) for path in safe_files.list_folder(folder / _STATUS) if _NAME.fullmatch(path.name))
     return sorted((status for status in found if status), key=lambda status: status.instance)
 
 
 def find(pid: int, environ: Mapping[str, str] = os.environ) -> Optional[Status]:
     """Returns the heartbeat of a process of this user and machine, if it belongs to a run."""
-    value = read_object(_pointer(environ, pid), _MAX_BYTES)
+    pointer = _pointer(environ, pid)
+    try:
+        safe_files.require_private_folder(pointer.parent)
+    except OSError:
+        return None
+    value = read_object(pointer, _MAX_BYTES)
     path = value.get("status") if value else None
     status = read(Path(path)) if isinstance(path, str) else None
     return status if status and status.pid == pid else None
@@ -202,9 +219,3 @@ def _is_time(value: Any) -> bool:
 def _pointer(environ: Mapping[str, str], pid: int) -> Path:
     base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"tf_ipu_dp-{os.getuid()}" / f"{pid}.json"
-
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(value), encoding="utf-8")
-    fresh.replace(path)

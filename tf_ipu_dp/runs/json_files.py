@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Union
+
+from tf_ipu_dp.runs import safe_files
 
 # No JSON object of a run is longer, except metrics.jsonl, which is read line by line.
 _MAX_BYTES = 1 << 26
+_MAX_DIGITS = 20
 
 
 def plain(value: Any) -> Any:
@@ -29,25 +30,27 @@ def plain(value: Any) -> Any:
 def parse_object(text: bytes) -> Optional[Dict[str, Any]]:
     """Returns the JSON object in a text; None for anything else."""
     try:
-        value = json.loads(text.decode())
+        value = json.loads(text.decode(), parse_int=_parse_int)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> Optional[Dict[str, Any]]:
-    """Returns the JSON object in a file; None if the file is missing or has no object."""
+def read_object(path: Path, max_bytes: int = _MAX_BYTES, *, follow_links: bool = False) -> Optional[Dict[str, Any]]:
+    """Returns the JSON object in a file; None if the file is missing, too long, a link or has no object.
+
+    Links are followed for files that the user names, never inside a run's folder.
+    """
     try:
-        with open(path, "rb", opener=_open_regular_file) as file:
-            return parse_object(file.read(max_bytes))
-    except OSError:
+        return parse_object(safe_files.read_bytes(path, max_bytes, follow_links=follow_links))
+    except (OSError, ValueError):  # a path may have a NUL
         return None
 
 
-def _open_regular_file(path: str, flags: int) -> int:
-    """Opens a regular file only: opening a pipe without a writer would block."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is not a regular file")
-    return descriptor
+def _parse_int(digits: str) -> Union[int, float]:
+    """Returns a whole number of 64 bits; infinity for longer ones, whose conversion takes the square of their length.
+
+    No record takes an infinity, so that they are refused where they stand.
+    """
+    value = int(digits) if len(digits) <= _MAX_DIGITS else None
+    return value if value is not None and abs(value) < 2**63 else math.inf

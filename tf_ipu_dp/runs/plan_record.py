@@ -138,6 +138,17 @@ class PlanRecord(Record):
     replicas: Tuple[ReplicaPart, ...]
 
     @property
+    def is_plausible(self) -> bool:
+        """Whether the counts that are divided by are at least 1: those of a damaged file may be anything."""
+        batch, training = self.batch, self.training
+        counts = (
+            batch.micro_batch_samples, batch.accumulation_micro_batches, batch.global_batch_samples,
+            self.topology.replicas, self.topology.instances, self.topology.replicas_per_instance,
+            training.updates, training.updates_per_epoch, training.updates_per_execution, training.epochs,
+        )  # fmt: skip
+        return min(counts) >= 1
+
+    @property
     def job_batch(self) -> Batch:
         """Returns the batch as the planner takes it, to plan the same global batch on another topology."""
         return Batch(self.batch.micro_batch_samples, self.batch.accumulation_micro_batches, self.topology.replicas)

@@ -36,17 +36,17 @@ def render_result(result: RunResult, width: int, colour: bool = False) -> str:
     if result.best:
         kept = f"validation loss after step {result.best.step:,}, kept in {result.best.checkpoint}"
         rows.append(("Best", _number(result.best.loss, 4), kept))
-    title = f"{result.model} on {result.dataset}, in {result.run_dir}"
-    sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
+    title = cli.printable(f"{result.model} on {result.dataset}, in {result.run_dir}")
+    sentences = [cli.printable(f"Stopped: {result.stopped.message}")] if result.stopped else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
     # Words are not broken, so that paths can be copied.
     fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     last = "".join(fill(sentence, max(width, cli.MIN_WIDTH)) + "\n" for sentence in sentences)
     if result.is_finished:
         hue = "yellow" if result.verdict.flag else "green"
-        last += cli.paint(fill(result.verdict.sentence, max(width, cli.MIN_WIDTH)), hue, colour) + "\n"
+        last += cli.paint(fill(cli.printable(result.verdict.sentence), max(width, cli.MIN_WIDTH)), hue, colour) + "\n"
     if result.stopped and result.stopped.resume:  # in a line of its own, to be copied
-        last += f"Resume with: {result.stopped.resume}\n"
+        last += cli.printable(f"Resume with: {result.stopped.resume}") + "\n"
     return f"\n{title}\n\n{table}\n{last}"
 
 

@@ -9,23 +9,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 import re
 import shlex
 import shutil
 import socket
+import stat
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.runs import checkpoints, safe_files
 from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.heartbeat import Status
 from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
+from tf_ipu_dp.runs.manifest import Manifest
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
 
@@ -33,6 +35,15 @@ _RUNS = "runs"
 _LOCK = ".lock"
 _FILES_OF_A_RUN = {_LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "checkpoints", "errors", "status"}
 _LOGS = {".log", ".out", ".err"}
+# What a run reads, writes or removes in its folder: none of it may lead out of the folder.
+_FILES = (
+    _LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "result.json", "exchange_times.json",
+)  # fmt: skip
+_FOLDERS = ("checkpoints", "best", "errors", "status", "tensorboard", "export", ".export", ".export-old")
+TRIAL = ".trial-"  # what the name of a folder for a trial begins with; Python adds eight letters
+_TRIAL_NAME = re.compile(re.escape(TRIAL) + "[a-z0-9_]{8}")
+_ERROR_FILE = re.compile(r"instance-[0-9]+\.txt")
+_MAX_LOCK_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +57,7 @@ class InstanceError:
     transient: bool  # a restart of the same run may succeed
     text: str
     reported_by: Optional[int] = None  # the instance that found this one stalled
+    common: bool = False  # all instances have found it together, and none of them is to blame
 
 
 class RunFolder:
@@ -81,7 +93,7 @@ class RunFolder:
     def read_owner(self) -> str:
         """Returns the text that the process with the lock wrote: the same on all hosts that share the folder."""
         try:
-            return (self.path / _LOCK).read_text(encoding="utf-8", errors="replace")
+            return safe_files.read_bytes(self.path / _LOCK, _MAX_LOCK_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
 
@@ -95,15 +107,15 @@ class RunFolder:
             for path in (self.result_json, self.exchange_times_json):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
-            write_durably(self.config_json, render_json(values))
-            write_durably(self.run_flags, "\n".join(lines) + "\n")
-            write_durably(self.plan_json, render_json(plan.to_json()))
+            safe_files.write_durably(self.config_json, render_json(values))
+            safe_files.write_durably(self.run_flags, "\n".join(lines) + "\n")
+            safe_files.write_durably(self.plan_json, render_json(plan.to_json()))
 
     def append_metrics(self, record: MetricsRecord) -> None:
         """Adds a line to metrics.jsonl; readers see either the whole line or nothing."""
         line = (json.dumps(record.to_json()) + "\n").encode()
         with _usage_error_on_failure(self.path):
-            handle = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            handle = safe_files.open_regular(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 before = os.fstat(handle).st_size
                 if os.write(handle, line) < len(line):
@@ -115,20 +127,28 @@ class RunFolder:
     def truncate_metrics(self, after_step: int) -> None:
         """Drops the records of later steps, which a run that resumes from a checkpoint writes again."""
         with _usage_error_on_failure(self.path):
+            if not self.metrics.exists():
+                return
             kept = [line for line in self._metrics_lines() if (_step_of(line) or 0) <= after_step]
             content = b"".join(line + b"\n" for line in kept)
-            if self.metrics.exists() and self.metrics.read_bytes() != content:
-                write_durably(self.metrics, content)
+            found = self.metrics.stat()
+            # Lines are only left out, so a file of the same size is the same. A hard link, as some backups make, is
+            # replaced: lines would be added to the other file too.
+            if found.st_size != len(content) or found.st_nlink > 1:
+                safe_files.write_durably(self.metrics, content)
 
     def read_metrics(self) -> List[MetricsRecord]:
         """Returns the records; lines that are damaged or of another kind are skipped."""
-        return parse_metrics(self._metrics_lines())
+        try:
+            return parse_metrics(self._metrics_lines())
+        except OSError:
+            return []
 
     def read_last_metrics(self, max_bytes: int) -> List[MetricsRecord]:
         """Returns the last records only: the file of a long run is large, and a monitor reads it every second."""
         try:
-            with self.metrics.open("rb") as file:
-                file.seek(max(self.metrics.stat().st_size - max_bytes, 0))
+            with os.fdopen(safe_files.open_regular(self.metrics, os.O_RDONLY), "rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - max_bytes, 0))
                 return parse_metrics(file.read(max_bytes).split(b"\n"))
         except OSError:
             return []
@@ -136,15 +156,14 @@ class RunFolder:
     def _metrics_lines(self) -> List[bytes]:
         """Returns the complete lines; a line cut off by a crash is dropped."""
         try:
-            lines = self.metrics.read_bytes().split(b"\n")
+            return [line for line in safe_files.read_lines(self.metrics) if parse_object(line) is not None]
         except FileNotFoundError:
             return []
-        return [line for line in lines if parse_object(line) is not None]
 
     def write_exchange_times(self, times: ExchangeTimes) -> None:
         """Writes exchange_times.json."""
         with _usage_error_on_failure(self.path):
-            write_durably(self.exchange_times_json, render_json(times.to_json()))
+            safe_files.write_durably(self.exchange_times_json, render_json(times.to_json()))
 
     def read_exchange_times(self) -> Optional[ExchangeTimes]:
         """Returns the exchanges of the last start, as of its last checkpoint or its end; None if there are none."""
@@ -156,7 +175,7 @@ class RunFolder:
     def write_result(self, result: RunResult) -> None:
         """Writes result.json."""
         with _usage_error_on_failure(self.path):
-            write_durably(self.result_json, render_json(result.to_json()))
+            safe_files.write_durably(self.result_json, render_json(result.to_json()))
 
     def read_result(self) -> Optional[RunResult]:
         """Returns the result of the last start; None while the run continues, or if it was killed."""
@@ -168,21 +187,34 @@ class RunFolder:
     def read_plan(self) -> Optional[PlanRecord]:
         """Returns the plan of the last start; None if it is missing or not valid."""
         try:
-            return PlanRecord.from_json(read_object(self.plan_json))
+            found = PlanRecord.from_json(read_object(self.plan_json))
         except RecordError:
             return None
+        return found if found.is_plausible else None
+
+    def read_newest_manifest(self) -> Optional[Manifest]:
+        """Returns the newest intact manifest of the checkpoints; None without one."""
+        found = checkpoints.Store(self.checkpoints, 1, lambda _: None).newest_manifest()
+        return found if found and found.plan.is_plausible else None
+
+    def read_saved_plan(self) -> Optional[PlanRecord]:
+        """Returns the plan of the newest checkpoint, whose hash proves it; without a checkpoint that of plan.json."""
+        manifest = self.read_newest_manifest()
+        return manifest.plan if manifest else self.read_plan()
 
     def has_checkpoints(self) -> bool:
         """Whether there are checkpoints, good or damaged."""
-        return any(self.checkpoints.glob("step-*"))
+        return any(path.name.startswith("step-") for path in safe_files.list_folder(self.checkpoints))
 
-    def write_error(self, instance: int, text: str, *, transient: bool = True) -> Path:
+    def write_error(self, instance: int, text: str, *, transient: bool = True, common: bool = False) -> Path:
         """Writes the error that ended this process, an instance of the run. Returns the file.
 
-        `transient` is false if the error would repeat after a restart. Of several errors of one process the first is
+        `transient` is false if the error would repeat after a restart, `common` is true if all instances have it, like
+        a loss that is not finite. Of several errors of one process the first is
         kept: it is nearest to the cause.
         """
-        return self._write_error(InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text))
+        error = InstanceError(instance, socket.gethostname(), os.getpid(), _now(), transient, text, common=common)
+        return self._write_error(error)
 
     def write_stall(self, stalled: Status, text: str, *, reported_by: int) -> Path:
         """Writes that an instance has stalled, which another one reports. Returns the file.
@@ -206,15 +238,17 @@ class RunFolder:
         }
         if error.reported_by is not None:
             head["reported by"] = error.reported_by
+        if error.common:
+            head["common"] = "yes"
         lines = [*(f"{name}: {value}" for name, value in head.items()), "", error.text.rstrip("\n")]
         with _usage_error_on_failure(self.path):
             self.errors.mkdir(parents=True, exist_ok=True)
-            write_durably(path, "\n".join(lines) + "\n")
+            safe_files.write_durably(path, "\n".join(lines) + "\n")
         return path
 
     def read_errors(self) -> List[InstanceError]:
         """Returns the errors of the instances, the earliest first; other files are skipped."""
-        found = (_read_error(path) for path in sorted(self.errors.glob("instance-*.txt")))
+        found = (_read_error(path) for path in safe_files.list_folder(self.errors) if _ERROR_FILE.fullmatch(path.name))
         return sorted((error for error in found if error), key=lambda error: error.time)
 
     def set_errors_aside(self) -> None:
@@ -241,10 +275,12 @@ def open_folder(run_dir: Optional[str], *, name: str, now: datetime, needed_byte
         handle = _lock_folder(label, path)
     folder = RunFolder(path, handle)
     # What a killed process left: temporary files, and part of a line.
-    for unfinished in path.glob(".*.tmp") if handle else ():
-        unfinished.unlink()
-    for trial in path.glob(".trial-*") if handle else ():
-        shutil.rmtree(trial, ignore_errors=True)
+    if handle:
+        safe_files.remove_unfinished(path)
+        safe_files.remove_unfinished(path / "status")
+        for trial in path.iterdir():
+            if _TRIAL_NAME.fullmatch(trial.name):
+                safe_files.remove(trial)
     folder.truncate_metrics(sys.maxsize)
     return folder
 
@@ -270,61 +306,13 @@ def make_folder(name: str, now: datetime) -> Path:
 def read_run_flags(path: Path) -> Tuple[str, ...]:
     """Returns the flags that a run was started with, one per entry, from its folder."""
     try:
-        text = RunFolder(path).run_flags.read_text(encoding="utf-8", errors="surrogateescape")
+        text = safe_files.read_bytes(RunFolder(path).run_flags).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise cli.UsageError(
             f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)}). "
             "Give a run's folder, like --run_dir=runs/first."
         ) from error
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
-
-
-def write_durably(path: Path, content: Union[str, bytes]) -> None:
-    """Replaces a file atomically: after a crash it is the old one or the new one, never a part."""
-    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync(path.parent)
-
-
-def sync_tree(path: Path) -> None:
-    """Forces a folder and all that is below it to the disk."""
-    for entry in (*path.rglob("*"), path):
-        sync(entry)
-
-
-def sync(path: Path) -> None:
-    """Forces a file, or a folder's names, to the disk: without it a power cut may undo a rename."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def lock_file(path: Path, *, wait: bool) -> Optional[TextIO]:
-    """Returns a lock, held until it is closed or the process dies; None on a file system without locks.
-
-    Raises BlockingIOError when another process holds it and `wait` is false.
-    """
-    handle = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BaseException as error:
-        handle.close()
-        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
-            return None
-        raise
-    return handle
 
 
 def _wanted_folder(run_dir: Optional[str], name: str, now: datetime) -> Tuple[Path, str]:
@@ -352,6 +340,7 @@ def _require_usable(label: str, path: Path, needed_bytes: int) -> None:
     if not existing.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file")
     _require_run_or_empty(label, path)
+    _require_no_links(label, path)
     if _is_read_only(existing):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for entry in vars(RunFolder(path)).values():
@@ -375,6 +364,48 @@ def _require_run_or_empty(label: str, path: Path) -> None:
             f"{label} is neither empty nor the folder of a run: {others[0]} is in it. "
             f"Give a new folder, like --run_dir={path / 'run-1'}."
         )
+
+
+def _require_no_links(label: str, path: Path) -> None:
+    """Refuses a run's folder in which something leads out of it, or is not what it should be.
+
+    A folder from somebody else could have a link in place of a file, and what the run writes would replace the file
+    that the link leads to.
+    """
+    for name in _FILES:
+        with contextlib.suppress(FileNotFoundError):
+            found = (path / name).lstat()
+            if not stat.S_ISREG(found.st_mode):
+                kind = safe_files.describe_irregular(found) or "a folder"
+                raise cli.UsageError(
+                    f"{label} is not used: {name} in it is {kind} and not a file. Remove it, or choose another folder "
+                    "with --run_dir."
+                )
+    for name in _FOLDERS:
+        with contextlib.suppress(FileNotFoundError):
+            wrong = _find_irregular(path / name)
+            if wrong:
+                raise cli.UsageError(
+                    f"{label} is not used: {wrong[0].relative_to(path)} in it is {wrong[1]}, and a run's folder has "
+                    "files and folders only. Replace it by what it leads to, or choose another folder with --run_dir."
+                )
+
+
+def _find_irregular(path: Path) -> Optional[Tuple[Path, str]]:
+    """Returns the first entry of a tree that is neither a file nor a folder, and what it is."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return path, safe_files.describe_irregular(found) or "a file"
+    pending = [path]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in sorted(entries, key=lambda each: each.name):
+                kind = safe_files.describe_irregular(entry.stat(follow_symlinks=False))
+                if kind:
+                    return Path(entry.path), kind
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+    return None
 
 
 def _folder_name(name: str, now: datetime) -> str:
@@ -405,9 +436,9 @@ def _require_space(label: str, existing: Path, needed_bytes: int) -> None:
 
 def _try_lock(label: str, path: Path) -> Optional[TextIO]:
     try:
-        return lock_file(path / _LOCK, wait=False)
+        return safe_files.lock_file(path / _LOCK, wait=False)
     except BlockingIOError:
-        holder = (path / _LOCK).read_text(encoding="utf-8").strip() or "another process"
+        holder = RunFolder(path).read_owner().strip() or "another process"
         raise cli.UsageError(
             f"{label} is in use by {holder}. Wait until it ends, or choose another folder with --run_dir."
         ) from None
@@ -428,7 +459,7 @@ def _is_read_only(path: Path) -> bool:
 
 def _read_error(path: Path) -> Optional[InstanceError]:
     try:
-        head, _, text = path.read_text(encoding="utf-8", errors="surrogateescape").partition("\n\n")
+        head, _, text = safe_files.read_bytes(path).decode("utf-8", "surrogateescape").partition("\n\n")
         fields = dict(line.split(": ", 1) for line in head.splitlines())
         return InstanceError(
             instance=int(fields["instance"]),
@@ -439,6 +470,7 @@ def _read_error(path: Path) -> Optional[InstanceError]:
             transient=fields["transient"] == "yes" if "transient" in fields else fields["final"] == "no",
             text=text.rstrip("\n"),
             reported_by=int(fields["reported by"]) if "reported by" in fields else None,
+            common=fields.get("common") == "yes",
         )
     except (OSError, ValueError, KeyError):
         return None

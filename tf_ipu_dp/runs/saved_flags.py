@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict, Iterable, Sequence, Tuple
+from typing import Any, Dict, Iterable, Sequence, Set, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
@@ -25,11 +26,12 @@ class TrainCommand:
 
     words: Tuple[str, ...]
     config: TrainConfig
+    warnings: Tuple[str, ...] = ()  # what was wrong with the saved flags, and what was taken in their place
 
     def with_flags(self, changes: Dict[str, Any]) -> TrainCommand:
         """Returns the command with some flags added, which override earlier ones."""
         added = [cli.flag_text(name, value) for name, value in changes.items()]
-        return TrainCommand((*self.words, *added), dataclasses.replace(self.config, **changes))
+        return TrainCommand((*self.words, *added), dataclasses.replace(self.config, **changes), self.warnings)
 
 
 def complete(words: Sequence[str], given_by_launcher: Sequence[str] = ()) -> TrainCommand:
@@ -40,39 +42,103 @@ def complete(words: Sequence[str], given_by_launcher: Sequence[str] = ()) -> Tra
     config = train_flags.parse(words)
     if config.run_dir is None:
         return TrainCommand(tuple(words), config)
-    path = Path(config.run_dir).expanduser()
+    path = cli.expand_path(config.run_dir)
     if config.evaluate:
-        saved = _without(run_folder.read_run_flags(path), train_flags.names_dropped_for_evaluation())
-    elif config.resume and not config.input_only and run_folder.RunFolder(path).run_flags.is_file():
-        saved = _read_flags_to_resume(path, train_flags.typed_names(words), given_by_launcher)
+        dropped = set(train_flags.names_dropped_for_evaluation())
+    elif config.resume and not config.input_only and _has_run(path):
+        dropped = _names_to_drop(train_flags.typed_names(words), given_by_launcher)
     else:
         return TrainCommand(tuple(words), config)
+    saved, warnings = _read_flags(path, dropped)
     completed = (*saved, *words)
-    return TrainCommand(completed, train_flags.parse(completed))
+    return TrainCommand(completed, train_flags.parse(completed), warnings)
 
 
 def is_resumed(config: TrainConfig) -> bool:
     """Whether a command continues a run that has checkpoints."""
     if config.run_dir is None or not config.resume or config.evaluate or config.input_only:
         return False
-    return run_folder.RunFolder(Path(config.run_dir).expanduser()).has_checkpoints()
+    return run_folder.RunFolder(cli.expand_path(config.run_dir)).has_checkpoints()
 
 
-def _read_flags_to_resume(path: Path, typed: Iterable[str], given_by_launcher: Sequence[str]) -> Tuple[str, ...]:
+def _has_run(path: Path) -> bool:
+    folder = run_folder.RunFolder(path)
+    return folder.run_flags.is_file() or folder.has_checkpoints()
+
+
+def _names_to_drop(typed: Iterable[str], given_by_launcher: Sequence[str]) -> Set[str]:
+    """Returns the flags that a resumed run does not take from its folder."""
     dropped = {*_OF_THE_COMMAND, *given_by_launcher}
     for group in (_BATCH, _STAGES):
         if not set(group).isdisjoint(typed):
             dropped.update(group)
-    saved = _without(run_folder.read_run_flags(path), dropped)
-    return tuple(line for line in saved if _name_of(line) in _NAMES)  # a later release may have saved others
+    return dropped
+
+
+def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """Returns the saved flags except some, and warnings.
+
+    run.flags is a plain file, and a checkpoint has the same flags under a hash: where run.flags cannot be used, or says
+    something else of the model than the checkpoint, those of the newest checkpoint are taken.
+    """
+    manifest = run_folder.RunFolder(path).read_newest_manifest()
+    try:
+        saved = _without(run_folder.read_run_flags(path), dropped)
+        if manifest is None:
+            return saved, ()
+        train_flags.parse(saved)
+    except cli.UsageError as error:
+        if manifest is None:
+            raise
+        names = _NAMES - dropped - {"gradient_accumulation", "pipeline_splits"}
+        taken = tuple(f"--{name}={text}" for name, text in manifest.flags.items() if name in names)
+        with contextlib.suppress(cli.UsageError):  # then the sentence about run.flags is of more use
+            train_flags.parse(taken)
+            reason = str(error).split("\n")[0]
+            return taken, (
+                f"run.flags in {path} cannot be used ({reason.rstrip('.')}); the flags of the checkpoint of step "
+                f"{manifest.step:,} are taken.",
+            )
+        raise
+    tied = {name: manifest.flags[name] for name in train_flags.names_tied_to_weights() if name in manifest.flags}
+    wrong = [line for line in saved if tied.get(_name_of(line), _value_of(line)) != _value_of(line)]
+    kept = tuple(f"--{_name_of(line)}={tied[_name_of(line)]}" if line in wrong else line for line in saved)
+    defaults, present = train_flags.default_texts(), set(map(_name_of, saved))
+    missing = tuple(
+        f"--{name}={text}"
+        for name, text in tied.items()
+        if name not in present | dropped and defaults.get(name, "auto") not in ("auto", text)
+    )
+    if missing:
+        return (*missing, *kept), (
+            f"{' '.join(missing)} is missing in {path}/run.flags, and taken from the checkpoint of step "
+            f"{manifest.step:,}.",
+        )
+    return kept, tuple(
+        f"{line} in {path}/run.flags is not what the checkpoint of step {manifest.step:,} was trained with; "
+        f"--{_name_of(line)}={tied[_name_of(line)]} is taken."
+        for line in wrong
+    )
 
 
 def _without(lines: Sequence[str], names: Iterable[str]) -> Tuple[str, ...]:
-    dropped = set(names)
-    return tuple(line for line in lines if _name_of(line) not in dropped)
+    """Returns the saved flags of train except some. A later release may have saved others.
+
+    A run saves all its flags itself: a line with --flagfile was added by somebody, and would read any file.
+    """
+    kept = _NAMES - set(names)
+    return tuple(line for line in lines if line.startswith("--") and _name_of(line) in kept)
 
 
 def _name_of(line: str) -> str:
     """Returns the name of the flag in a line: `export` for --noexport."""
     name = line.partition("=")[0].lstrip("-")
     return name[2:] if name.startswith("no") and name[2:] in _NAMES else name
+
+
+def _value_of(line: str) -> str:
+    """Returns the value of the flag in a line, as a checkpoint has it: `False` for --noexport."""
+    name, equals, value = line.partition("=")
+    if equals:
+        return value
+    return str(name.lstrip("-") in _NAMES)

@@ -47,7 +47,7 @@ def main(words: Sequence[str], given: Optional[Parts] = None) -> int:
     if options.dry_run:
         return cli.show(_render_cells(study, options.json))
     name = f"scaling-{study.mode}-{options.config.model}"
-    path = Path(options.study_dir).expanduser() if options.study_dir else run_folder.make_folder(name, datetime.now())
+    path = cli.expand_path(options.study_dir) if options.study_dir else run_folder.make_folder(name, datetime.now())
     with open_folder(path, study, resume=options.resume) as folder:
         return _run(study, options, found, folder)
 
@@ -89,7 +89,7 @@ def _report(words: Sequence[str], found: Parts) -> int:
     flags.DEFINE_bool("json", False, "Print the result as JSON.", flag_values=fv)
     flags.DEFINE_bool("csv", False, "Print the table as CSV.", flag_values=fv)
     cli.parse([word for word in words if word.startswith("-")], fv)
-    folder = StudyFolder(Path(folders[0]).expanduser())
+    folder = StudyFolder(cli.expand_path(folders[0]))
     study = folder.read_study()
     form = parts.JSON if fv["json"].value else parts.CSV if fv["csv"].value else parts.TEXT
     _show(study, folder.read_measurements(), found, folder, form)
@@ -183,7 +183,7 @@ def read_facts(chosen_sdk: str, fabric: Optional[Fabric]) -> Dict[str, str]:
 
 def announce(text: str) -> None:
     """Writes a line to stderr."""
-    print(f"scaling: {text}", file=sys.stderr, flush=True)
+    print(f"scaling: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def _with_folder(study: Study, folder: StudyFolder) -> List[str]:

@@ -27,7 +27,7 @@ from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.config.values import Duration, TimeSpan
 from tf_ipu_dp.planning import topology
-from tf_ipu_dp.runs import json_files, run_folder
+from tf_ipu_dp.runs import json_files, safe_files
 from tf_ipu_dp.runs.records import RecordError, TrainingRecord
 from tf_ipu_dp.scaling import record_windows
 from tf_ipu_dp.scaling.compute_calibration import (
@@ -244,7 +244,7 @@ def time_of_records(shape: Shape, processes: Sequence[Sequence[TrainingRecord]],
 def cache_path(environ: Mapping[str, str], facts: Mapping[str, str]) -> Path:
     """Returns the file of a calibration with these facts."""
     key = hashlib.sha256(json.dumps(dict(sorted(facts.items()))).encode()).hexdigest()[:16]
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    base = environ.get("XDG_CACHE_HOME") or cli.expand_path(environ.get("HOME") or "~") / ".cache"
     return Path(base) / "tf_ipu_dp" / "scaling" / f"compute-{key}.json"
 
 
@@ -253,7 +253,7 @@ def load(path: Path) -> Optional[ComputeCalibration]:
     if not path.exists():
         return None
     try:
-        return ComputeCalibration.from_json(json_files.read_object(path))
+        return ComputeCalibration.from_json(json_files.read_object(path, follow_links=True))
     except RecordError:
         return None
 
@@ -261,7 +261,7 @@ def load(path: Path) -> Optional[ComputeCalibration]:
 def _save(found: ComputeCalibration, path: Path, announce: Announce) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        run_folder.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
+        safe_files.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
     except OSError as error:
         announce(f"the calibration cannot be kept in {path}: {error.strerror}")
 

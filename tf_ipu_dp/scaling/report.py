@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring import drawings, panels
 from tf_ipu_dp.monitoring.text_layout import DisplayOptions
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.scaling import report_text
 from tf_ipu_dp.scaling.analysis import Analysis, Row
@@ -82,7 +82,7 @@ def write(analysis: Analysis, verdict: str, folder: Path) -> List[Path]:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    run_folder.write_durably(path, content)
+    safe_files.write_durably(path, content)
     return path
 
 

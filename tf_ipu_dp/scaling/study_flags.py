@@ -11,7 +11,7 @@ from absl import flags
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import fabric_flags
 from tf_ipu_dp.collectives.fabric import Fabric
-from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.config import parsers, train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import lookup
 from tf_ipu_dp.scaling import modes
@@ -153,7 +153,7 @@ def make_flags() -> flags.FlagValues:
         "Default: what this machine takes, which on the emulator is the time of its CPU and not of an IPU.",
         flag_values=fv,
     )  # fmt: skip
-    flags.DEFINE_string("study_dir", None, "Folder of the study. Default: a new one in runs/.", flag_values=fv)
+    parsers.define_path("study_dir", None, "Folder of the study. Default: a new one in runs/.", flag_values=fv)
     fv["resume"].help = "Continue the study in --study_dir; --noresume sets aside what it has measured."
     fv["json"].help = "Print the result (with --dry_run: the cells) as JSON."
     fv["dry_run"].help = "Show the cells and stop."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, TextIO, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs import run_folder, safe_files
 from tf_ipu_dp.runs.json_files import parse_object, read_object
 from tf_ipu_dp.runs.records import RecordError
 from tf_ipu_dp.scaling.records import Measurement, Study
@@ -62,7 +62,7 @@ class StudyFolder:
         """Replaces study.json."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            run_folder.write_durably(self.study_json, run_folder.render_json(study.to_json()))
+            safe_files.write_durably(self.study_json, run_folder.render_json(study.to_json()))
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 
@@ -70,7 +70,7 @@ class StudyFolder:
         """Returns the last measurement of every repeat of a cell; a line that a kill cut off is left out."""
         found: Dict[Tuple[str, int], Measurement] = {}
         with contextlib.suppress(FileNotFoundError):
-            for line in self.cells_jsonl.read_bytes().split(b"\n"):
+            for line in safe_files.read_lines(self.cells_jsonl):
                 value = parse_object(line)
                 if value is not None:
                     with contextlib.suppress(RecordError):
@@ -84,7 +84,9 @@ class StudyFolder:
         """Adds a measurement; it is on the disk when this returns."""
         line = (json.dumps(measurement.to_json()) + "\n").encode()
         try:
-            with self.cells_jsonl.open("ab") as file:
+            with os.fdopen(
+                safe_files.open_regular(self.cells_jsonl, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab"
+            ) as file:
                 # After a line that a kill cut off, a new one begins.
                 if file.tell() and not self._ends_with_newline():
                     line = b"\n" + line
@@ -100,7 +102,7 @@ class StudyFolder:
         try:
             if path.exists():
                 # A run whose study was killed saves and ends by itself; it holds its own lock until then.
-                lock = run_folder.lock_file(path / _LOCK, wait=True)
+                lock = safe_files.lock_file(path / _LOCK, wait=True)
                 shutil.rmtree(path)
                 if lock:
                     lock.close()
@@ -141,9 +143,9 @@ def open_folder(path: Path, study: Study, *, resume: bool) -> StudyFolder:
         if others and not (path / "study.json").exists():
             raise cli.UsageError(f"{label} is a folder of other files. Give a new one.")
         path.mkdir(parents=True, exist_ok=True)
-        lock = run_folder.lock_file(path / _LOCK, wait=False)
+        lock = safe_files.lock_file(path / _LOCK, wait=False)
     except BlockingIOError:
-        holder = (path / _LOCK).read_text(encoding="utf-8").strip() or "another process"
+        holder = run_folder.RunFolder(path).read_owner().strip() or "another process"
         raise cli.UsageError(f"{label} is in use by {holder}. Wait until it ends, or choose another folder.") from None
     except OSError as error:
         raise cli.UsageError(f"{label} cannot be used ({error.strerror}). Choose another folder.") from error

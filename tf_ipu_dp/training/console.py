@@ -97,7 +97,7 @@ class Console:
     def info(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         if not self._quiet:
-            self._print(text)
+            self._print(cli.printable_lines(text))
 
     def paragraphs(self, text: str) -> None:
         """Prints lines that a terminal would break within words, broken between them."""
@@ -117,7 +117,7 @@ class Console:
 
     def warning(self, text: str) -> None:
         """Prints a line even if this console is quiet, in colour on a terminal."""
-        self._print(cli.paint(text.rstrip("\n"), "yellow", self.colour))
+        self._print(cli.paint(cli.printable_lines(text.rstrip("\n")), "yellow", self.colour))
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -133,6 +133,7 @@ class Console:
         if self._quiet:
             yield
             return
+        what = cli.printable(what)
         started = time.monotonic()
         done = threading.Event()
         clock = threading.Thread(target=self._tick, args=(what, started, done), daemon=True)
@@ -176,7 +177,7 @@ class Console:
     def log(self, text: str) -> None:
         """Prints a line of the log where there is no bar."""
         if not self._quiet and not self._terminal:
-            self._print(text)
+            self._print(cli.printable_lines(text))
 
     def _tick(self, what: str, started: float, done: threading.Event) -> None:
         while not done.wait(_TICK_S):

@@ -37,7 +37,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
             value = {**scores.to_json(), "checkpoint": str(found.path), "step": found.manifest.step}
             stdout.write(f"{json.dumps(value)}\n")
         else:
-            stdout.write(f"{found.path}: {result_report.render_scores(scores)}\n")
+            stdout.write(f"{cli.printable(str(found.path))}: {result_report.render_scores(scores)}\n")
         return 0
 
 

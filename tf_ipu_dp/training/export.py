@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any, Sequence
 
 from absl import logging
 
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import models
@@ -27,7 +27,7 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
         return
     fresh, old = folder.path / ".export", folder.path / ".export-old"
     for path in (fresh, old):
-        shutil.rmtree(path, ignore_errors=True)
+        safe_files.remove(path)
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Keras warns that a model for serving has no metrics
     try:
@@ -39,7 +39,7 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
     if folder.export.exists():
         folder.export.rename(old)
     fresh.rename(folder.export)
-    shutil.rmtree(old, ignore_errors=True)
+    safe_files.remove(old)
     if sdk.serves_ipus:
         export_for_ipus(session.cfg, plan, sdk, weights, str(folder.export / "ipu"))
 

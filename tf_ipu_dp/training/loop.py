@@ -42,6 +42,7 @@ class TrainingError(cli.UsageError):
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason.message)
         self.transient = reason.transient
+        self.common = reason.kind == StopReason.NOT_FINITE  # the loss is the mean over the instances
 
 
 class TrainingLoop:

@@ -132,7 +132,8 @@ def _run_and_save_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
     except cli.UsageError as error:
         if world.instances > 1:  # for the launcher; a single instance prints it itself
             transient = isinstance(error, TrainingError) and error.transient
-            folder.write_error(world.instance, str(error), transient=transient)
+            common = isinstance(error, TrainingError) and error.common
+            folder.write_error(world.instance, str(error), transient=transient, common=common)
         raise
     except checkpoints.CheckpointError as error:
         folder.write_error(world.instance, str(error), transient=False)

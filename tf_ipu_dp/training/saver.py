@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from datetime import datetime, timezone
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.runs import run_folder
 from tf_ipu_dp.runs.checkpoints import Store
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
@@ -71,7 +73,14 @@ class Saver:
             self._write_and_delete()
 
     def _write_and_delete(self) -> None:
-        """Writes the state to a temporary folder: reading it may need all instances, but only the leader saves it."""
-        parent = str(self._folder.path) if self._session.world.is_leader else None
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=parent) as temporary:
+        """Writes the state and deletes it: reading it may need all instances, but only the leader saves it.
+
+        The others write to TensorFlow's file system in memory, so that they need no disk and leave nothing behind.
+        """
+        if not self._session.world.is_leader:
+            memory = f"ram://trial-{os.getpid()}"
+            self._session.state.write(f"{memory}/state")
+            tf.io.gfile.rmtree(memory)
+            return
+        with tempfile.TemporaryDirectory(prefix=run_folder.TRIAL, dir=str(self._folder.path)) as temporary:
             self._session.state.write(f"{temporary}/state")

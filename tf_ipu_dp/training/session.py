@@ -60,7 +60,7 @@ class TrainingSession:
 
     def learning_rate(self, update: int) -> float:
         """Returns the learning rate of an update, counted from 0."""
-        return float(self.schedule(tf.constant(update)))
+        return float(self.schedule(tf.constant(np.asarray(update))))  # TensorFlow would keep every Python number
 
     def make_training(self, first_update: int, last_update: int) -> Any:
         """Returns this instance's share of the samples of some updates, as a dataset for `fit`."""

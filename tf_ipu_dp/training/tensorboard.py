@@ -45,10 +45,10 @@ class TensorBoardSink:
             writer.close()
 
     def _write(self, record: MetricsRecord) -> None:
-        with self._writers[type(record)].as_default(step=record.step):
+        # Arrays: TensorFlow keeps a copy of every Python number that it has seen, the steps included.
+        with self._writers[type(record)].as_default(step=tf.constant(np.asarray(record.step, np.int64))):
             for name, number in _scalars(record).items():
                 if number is not None:
-                    # An array: TensorFlow keeps a copy of every Python number that it has seen.
                     tf.summary.scalar(name, np.asarray(number, np.float32))
 
     def _flush(self) -> None:

@@ -126,3 +126,14 @@ def test_only_the_last_lines_are_kept():
 def test_errors_of_horovod_after_a_peer_is_gone_are_recognised(text):
     assert failures.is_lost_peer(text)
     assert not failures.is_lost_peer("OSError: [Errno 104] Connection reset by peer: '/mnt/data/train.tfrecord'")
+
+
+def test_what_all_instances_have_found_together_is_blamed_on_none_of_them():
+    text = "The loss is not finite after step 40."
+    found = [dataclasses.replace(error(number, text, number, transient=False), common=True) for number in (1, 0)]
+    for said in (None, report(1, 1), report(3, 1)):
+        first = failures.find_first_failure(1, said, found, 4)
+        assert (first.instance, first.last_lines, first.transient) == (None, (text,), False)
+        assert str(first) == "the job failed"
+    killed = failures.find_first_failure(137, report(3, 137), found, 4)
+    assert str(killed) == "instance 3 on host3 was killed by SIGKILL"

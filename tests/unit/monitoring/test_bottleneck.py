@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
@@ -163,3 +164,12 @@ def test_the_input_alone_gets_the_verdict_that_a_run_with_it_would_get(speed, fa
     )
     assert (measured.kind, measured.flag) == (kind, flag)
     assert measured.share_pct == pytest.approx(found.share_pct)
+
+
+@given(st.lists(st.tuples(*4 * [st.floats(0, 1e6)]), min_size=1, max_size=4), *3 * [st.floats(0, 1e6)])
+def test_a_share_is_never_more_than_everything(rows, bookkeeping_s, compile_s, total_s):
+    times = [InstanceTimes(number, *row[:3], collective_s=row[3]) for number, row in enumerate(rows)]
+    facts = dataclasses.replace(FACTS, bookkeeping_s=bookkeeping_s, compile_s=compile_s, total_s=total_s)
+    found = bottleneck.find_bottleneck([times], facts)
+    assert 0 <= (found.share_pct or 0.0) <= 100
+    assert all(int(percent) <= 100 for percent in re.findall(r"(\d+) %", found.sentence))

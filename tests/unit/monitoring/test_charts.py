@@ -160,3 +160,15 @@ def test_a_recording_of_an_earlier_version_has_no_throughput_and_no_verdict(reco
     page = check_self_contained(recording_report.render_page(recorder.read(path)))
     assert "Bottlenecks" not in page.texts["h2"] and "Loss of the runs" not in page.texts["h2"]
     assert "Last loss" not in page.texts["th"]
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "a\0b", "$x_$", "<script>"])
+def test_a_phase_with_any_name_is_drawn(tmp_path, name):
+    ipu = devices.Ipu(id=0, pid=7, user=name, board_serial=name, utilisation_pct=5.0)
+    process = snapshots.Process(7, name, name, 1.0, (0,), "running", run_dir=name, run=name, instance=0, phase=name)
+    writer = recorder.Recorder(tmp_path / "r.jsonl", 1.0)
+    for second in range(3):
+        writer.write(snapshots.Snapshot(1.7e9 + second, "emulator", (ipu,), (process,)))
+    writer.close()
+    page = recording_report.render_page(recorder.read(tmp_path / "r.jsonl"))
+    assert "<script>" not in page and "\x1b" not in page and "\ud800" not in page

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import re
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -147,3 +149,41 @@ def test_the_dashboard_queries_only_metrics_and_labels_that_exist(scrape):
     assert {label for text in legends for label in re.findall(r"{{(\w+)}}", text)} <= labels
     ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
+
+
+def _ask(port):
+    """Scrapes without urllib, whose proxies another test may have set."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_connections_that_ask_nothing_do_not_keep_others_from_scraping(wait_until):
+    port = exporter.serve(exporter.Collector(), "127.0.0.1", 0)
+    before = threading.active_count()
+    halves = []
+    for number in range(3 * exporter._MAX_CONNECTIONS):
+        half = socket.create_connection(("127.0.0.1", port))
+        half.sendall(b"GET /metrics HT" if number % 2 else b"")
+        halves.append(half)
+        assert number % 16 or _ask(port) == 200
+    wait_until(lambda: threading.active_count() <= before + exporter._MAX_CONNECTIONS)
+    assert _ask(port) == 200
+    closed = halves[0]
+    closed.settimeout(60)
+    assert closed.recv(1) == b""
+    for half in halves:
+        half.close()
+
+
+def test_a_client_that_is_silent_is_disconnected_without_a_word(monkeypatch, capfd):
+    monkeypatch.setattr(exporter._Handler, "timeout", 0.1)
+    port = exporter.serve(exporter.Collector(), "127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        silent.settimeout(60)
+        assert silent.recv(1) == b""
+    assert _ask(port) == 200 and capfd.readouterr() == ("", "")

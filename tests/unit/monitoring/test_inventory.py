@@ -79,3 +79,9 @@ def test_both_fit_the_terminal(width):
         inventory.render_like_gc_monitor(odd, DisplayOptions(width)),
     ):
         assert max(map(len, text.splitlines())) <= width and "\x1b" not in text
+
+
+def test_devices_that_report_nothing_have_an_inventory_too():
+    nothing = dataclasses.replace(SNAPSHOT, ipus=(devices.Ipu(), devices.Ipu(problem="gone")))
+    for each_ipu in (True, False):
+        assert isinstance(inventory.render(nothing, DisplayOptions(), each_ipu=each_ipu), str)

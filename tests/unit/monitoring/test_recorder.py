@@ -94,6 +94,7 @@ def test_throughput_loss_and_verdicts_are_read_back_and_a_verdict_is_written_onc
 
 def test_a_recording_that_cannot_be_read_is_refused_with_what_works(tmp_path):
     with pytest.raises(
-        cli.UsageError, match=r"cannot be read \(Is a directory\). Give a file that --record=FILE has made"
+        cli.UsageError,
+        match=r"cannot be read \(it is a folder and not a file\). Give a file that --record=FILE has made",
     ):
         recorder.read(tmp_path)

@@ -14,7 +14,7 @@ import sample_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_ipu_dp.runs import checkpoints, run_folder
+from tf_ipu_dp.runs import checkpoints, safe_files
 
 VARIABLES = (("dense/kernel", (784, 10), "float32"), ("dense/bias", (10,), "float32"), ("step", (), "int64"))
 
@@ -496,7 +496,7 @@ def test_variables_that_share_a_name_are_compared_each():
 
 
 def test_where_the_file_system_has_no_locks_saving_works_and_nothing_temporary_is_taken_for_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "lock_file", lambda path, wait: None)
+    monkeypatch.setattr(safe_files, "lock_file", lambda path, wait: None)
     store, _ = make_store(tmp_path, 2, [8])
     (store.folder / ".tmp-step-00000024-0123").mkdir()
     store.save(manifest(16), write_state(b"16"))

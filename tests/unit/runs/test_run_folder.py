@@ -484,3 +484,9 @@ def test_a_log_that_a_shell_has_made_is_no_other_file(tmp_path):
     open_folder(tmp_path).close()
     (tmp_path / "notes.txt").touch()
     open_folder(tmp_path).close()  # a run by now
+
+
+def test_an_error_that_all_instances_have_is_marked_as_such(folder):
+    folder.write_error(1, "The loss is not finite.", transient=False, common=True)
+    folder.write_error(0, "Something else.")
+    assert {error.instance: error.common for error in folder.read_errors()} == {1: True, 0: False}

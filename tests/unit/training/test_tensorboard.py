@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import sample_records
@@ -62,3 +63,14 @@ def test_the_flags_are_hyperparameters(tmp_path):
     assert flags["ipus"].number_value == 8 and flags["prefetch"].bool_value is True
     assert flags["model"].string_value == "cnn" and flags["epochs"].string_value == "3steps"
     assert "run_dir" not in flags  # not given
+
+
+def test_tensorflow_keeps_no_copy_of_the_numbers_that_are_written(tmp_path):
+    sink = TensorBoardSink(tmp_path, train_flags.parse([]), [])
+    steps = [10**9 + number for number in range(5)]
+    before = [sys.getrefcount(step) for step in steps]
+    for step in steps:
+        sink.write(sample_records.make_training(step))
+    sink.close()
+    del step  # a reference to the last one
+    assert [sys.getrefcount(step) for step in steps] == before

@@ -12,12 +12,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import getpass
 import itertools
 import json
 import math
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -32,7 +34,11 @@ BLOCK = "IPU_EMULATOR_BLOCK"
 _LOCK = "partition.lock"
 _MAX_OWNER_BYTES = 1 << 23
 _LOCK_LIMIT_S = 10.0
-_LOCK_POLL_S = 0.002
+_OWNER_NAME = re.compile(r"owner-[0-9]+-[0-9]+\.json")
+# What the file of a reserved block begins with: a file without it is not the emulator's, whatever its name is.
+_BLOCK_MARK = "ipu_emulator block "
+_MAX_BLOCK_BYTES = _HOLDER_BYTES = 64
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class RegistryError(Exception):
@@ -127,7 +133,7 @@ class Attachment:
         self._executing_since = 0.0  # 0 between executions
         self._waited: Callable[[], float] = float
         self._guard = threading.Lock()
-        os.pwrite(handle, Holding(owner, self._finished, self._finished).to_bytes(), 0)
+        _write_whole(handle, Holding(owner, self._finished, self._finished).to_bytes())
 
     def begin_execution(self, waited: Callable[[], float] = float) -> None:
         """Records that an execution starts. While it runs, `waited` returns the seconds it has waited for input."""
@@ -161,9 +167,17 @@ class Attachment:
             os.close(self._handle)
             self._handle = -1
             return
-        with self._partition.locked(), self._guard:
-            with contextlib.suppress(FileNotFoundError):
+        # Closing the file is what frees the IPUs. Where the partition cannot be locked, the file stays, and who looks
+        # next removes it, as after a kill.
+        with contextlib.suppress(RegistryError), self._partition.locked(), self._guard:
+            with contextlib.suppress(OSError):
                 self._path.unlink()
+            self._close()
+        with self._guard:
+            self._close()
+
+    def _close(self) -> None:
+        if self._handle >= 0:
             _ATTACHED.pop(self._path, None)
             os.close(self._handle)
             self._handle = -1
@@ -171,7 +185,8 @@ class Attachment:
     def _write(self) -> Meter:
         meter = self._now()
         if self._handle >= 0:
-            os.pwrite(self._handle, Holding(self._owner, meter, self._earlier).to_line(), 0)
+            with contextlib.suppress(OSError):  # a program does not fail because others cannot see how busy it is
+                os.pwrite(self._handle, Holding(self._owner, meter, self._earlier).to_line(), 0)
         return meter
 
     def _now(self) -> Meter:
@@ -334,9 +349,9 @@ class Partition:
             block = next((block for block in blocks if taken.isdisjoint(block)), None)
             if block is None:
                 return None
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(handle, render_block(block).encode(), 0)
+            content = f"{_BLOCK_MARK}{render_block(block)}\n".encode()
+            with self._new_file(path) as handle:
+                _write_whole(handle, content)
             _RESERVED[path] = (block, handle)
             return block
 
@@ -359,11 +374,14 @@ class Partition:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise RegistryError(f"{path} is not a file of the emulator ({error.strerror}); remove it") from error
+            raise self._describe(path, error) from error
         try:
-            _lock_before_deadline(handle, path)
+            _lock_fairly(handle, path)
             yield
         finally:
+            with contextlib.suppress(OSError):
+                # A process that was forked meanwhile has the file open too, and closing this copy would not unlock it.
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _make_folder(self) -> None:
@@ -381,16 +399,39 @@ class Partition:
     def _create_attachment(self, device: Device, replicas: int) -> Attachment:
         program = Path(sys.argv[0] if sys.argv and sys.argv[0] else sys.executable).name
         owner = Owner(os.getpid(), _user_name(), program, time.time(), device.ipus, replicas)
-        path = self.folder / f"owner-{owner.pid}-{next(_NUMBERS)}.json"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        attachment = _ATTACHED[path] = Attachment(self, device, owner, path, handle)
+        names = (self.folder / f"owner-{owner.pid}-{number}.json" for number in _NUMBERS)
+        path = next(path for path in names if not os.path.lexists(path))
+        with self._new_file(path) as handle:
+            attachment = _ATTACHED[path] = Attachment(self, device, owner, path, handle)
         _HEARTBEAT.start()
         return attachment
 
+    @contextlib.contextmanager
+    def _new_file(self, path: Path) -> Iterator[int]:
+        """Makes a file, locked for this process, and yields its handle; if writing fails, nothing of it stays."""
+        handle = -1
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield handle
+        except OSError as error:
+            if handle >= 0:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                os.close(handle)
+            raise self._describe(path, error) from error
+
+    def _describe(self, path: Path, error: OSError) -> RegistryError:
+        if error.errno in _NO_ROOM:
+            return RegistryError(
+                f"{self.folder} cannot be written ({error.strerror}); free some space there, or set IPU_EMULATOR_DIR "
+                "to a directory on another disk"
+            )
+        return RegistryError(f"{path} is not a file of the emulator ({error.strerror}); remove it")
+
     def _read(self) -> List[Holding]:
         found = []
-        for path in sorted(self.folder.glob("owner-*.json")):
+        for path in sorted(path for path in self.folder.iterdir() if _OWNER_NAME.fullmatch(path.name)):
             own = _ATTACHED.get(path)
             holding = own.read() if own else self._read_foreign(path)
             if holding:
@@ -402,7 +443,20 @@ class Partition:
             yield from _RESERVED[path][0] if path in _RESERVED else self._read_block(path)
 
     def _read_block(self, path: Path) -> range:
-        return _parse_block((self._read_locked(path) or b"").decode("ascii", "replace"))
+        """Returns the block in a file, of a live process; none for a file without the mark, which is left alone."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return range(0)
+        try:
+            is_file = stat.S_ISREG(os.fstat(handle).st_mode)
+            text = os.read(handle, _MAX_BLOCK_BYTES).decode("ascii", "replace") if is_file else ""
+        finally:
+            os.close(handle)
+        if not _parse_marked_block(text):
+            return range(0)
+        content = self._read_locked(path) or b""
+        return _parse_marked_block(content.decode("ascii", "replace"))
 
     def _read_foreign(self, path: Path) -> Optional[Holding]:
         content = self._read_locked(path, lambda found: _parse(path, found))
@@ -426,27 +480,54 @@ class Partition:
             except OSError:
                 return os.read(handle, _MAX_OWNER_BYTES)
             content = os.read(handle, _MAX_OWNER_BYTES)
-            if content:  # empty if its owner ended before it wrote
+            if content:  # empty if its owner ended before it wrote: then nothing shows that it is the emulator's
                 check(content)  # raises instead of deleting a file that is not the emulator's
-            path.unlink()
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
             return None
         finally:
             os.close(handle)
 
 
-def _lock_before_deadline(handle: int, path: Path) -> None:
-    """Locks the partition. Other processes lock it for milliseconds, so a long wait means that something is wrong."""
-    deadline = time.monotonic() + _LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
+def _lock_fairly(handle: int, path: Path) -> None:
+    """Locks the partition. Others lock it for milliseconds, so a long wait for the same one means that it hangs.
+
+    Only a blocking wait has a place in the kernel's queue: among hundreds of processes, one that tries again and again
+    may never be lucky. A blocking wait has no timeout, so that it is done in a thread, which a timeout leaves behind.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        locked = threading.Event()
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                locked.set()
+
+        # If this process gives up, it closes the file, and the lock goes with the thread's wait.
+        threading.Thread(target=wait, name="emulator-lock", daemon=True).start()
+        before = _read_holder(handle)
+        while not locked.wait(_LOCK_LIMIT_S):
+            holder = _read_holder(handle)
+            if holder == before:
                 raise RegistryError(
-                    f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s; end the process that holds it"
-                ) from error
-            time.sleep(_LOCK_POLL_S)
+                    f"{path} has been locked for {_LOCK_LIMIT_S:.0f} s by process {holder.split(' ')[0] or 'unknown'}; "
+                    "end that process"
+                ) from None
+            before = holder
+    with contextlib.suppress(OSError):  # a full disk: then nobody is named
+        os.pwrite(handle, f"{os.getpid()} {time.monotonic_ns()}".ljust(_HOLDER_BYTES).encode(), 0)
+
+
+def _read_holder(handle: int) -> str:
+    """Returns which process locked the partition last, and when."""
+    return os.pread(handle, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
+
+
+def _write_whole(handle: int, content: bytes) -> None:
+    if os.pwrite(handle, content, 0) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def render_block(block: range) -> str:
@@ -457,6 +538,10 @@ def render_block(block: range) -> str:
 def _parse_block(text: str) -> range:
     first, dash, last = text.partition("-")
     return range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else range(0)
+
+
+def _parse_marked_block(text: str) -> range:
+    return _parse_block(text[len(_BLOCK_MARK) :].strip()) if text.startswith(_BLOCK_MARK) else range(0)
 
 
 def _parse(path: Path, content: bytes) -> Holding:

@@ -11,11 +11,14 @@ import json
 import re
 import shlex
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 _YES_OR_NO = {"1": True, "yes": True, "on": True, "true": True, "0": False, "no": False, "off": False, "false": False}
 _MAX_HOSTS = 4096
+_MAX_HOSTS_TEXT = 100_000
+_MAX_BRACKETS = 8
 
 
 class OptionError(ValueError):
@@ -188,6 +191,8 @@ def export(options: Options) -> None:
 
 def expand_hosts(text: str) -> List[str]:
     """Returns the names in a list like a,b or h[0-2,4]; leading zeros are kept."""
+    if len(text) > _MAX_HOSTS_TEXT:
+        raise OptionError(f"--host has {len(text):,} characters, and takes up to {_MAX_HOSTS_TEXT:,}.")
     names: List[str] = []
     for part in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):
         names.extend(_expand(part, text))
@@ -195,7 +200,8 @@ def expand_hosts(text: str) -> List[str]:
             raise OptionError(f"--host {text} names more than {_MAX_HOSTS} hosts.")
     if not names:
         raise OptionError(f"--host {text!r} names no host. Use --host localhost, or h0,h1 or h[0-2,4].")
-    twice = next((name for name in names if names.count(name) > 1), None)
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
     if twice is not None:
         raise OptionError(f"--host {text} names {twice} twice. Name it once, and use more --num-instances.")
     odd = next((name for name in names if not re.fullmatch(r"[\w.:%@-]+", name) or name.startswith("-")), None)
@@ -303,6 +309,8 @@ def _expand(part: str, whole: str) -> List[str]:
         if "[" in part or "]" in part:
             raise OptionError(f"--host {whole} has an unbalanced bracket. Write h[0-2,4].")
         return [part]
+    if part.count("[") > _MAX_BRACKETS:
+        raise OptionError(f"--host {whole[:60]}... has more than {_MAX_BRACKETS} brackets in one name.")
     head, ranges, tail = match.groups()
     numbers: List[str] = []
     for each in ranges.split(","):
@@ -313,4 +321,7 @@ def _expand(part: str, whole: str) -> List[str]:
         if int(last) - int(first) > _MAX_HOSTS:
             raise OptionError(f"--host {whole} names more than {_MAX_HOSTS} hosts.")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return [head + number + rest for number in numbers for rest in _expand(tail, whole)]
+    rests = _expand(tail, whole)
+    if len(numbers) * len(rests) > _MAX_HOSTS:
+        raise OptionError(f"--host {whole} names more than {_MAX_HOSTS} hosts.")
+    return [head + number + rest for number in numbers for rest in rests]

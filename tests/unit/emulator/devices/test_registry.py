@@ -332,3 +332,156 @@ def test_nobody_is_told_to_remove_a_directory_of_others(tmp_path):
 
 def test_the_emulated_ipus_support_remote_buffers(emulator_dir):
     assert set(gcipuinfo.gcipuinfo().getNamedAttributeForAll("remote buffers supported")) == {"1"}
+
+
+@pytest.mark.parametrize("content", ["", "0-3", "precious results of job 123\n", "ipu_emulator block many"])
+def test_files_that_only_have_a_name_like_the_emulator_s_are_left_alone(partition, content):
+    partition.attach(count=1).release()
+    names = ("job-123.out", "job-123", "owner-notes.json", "owner-1-2-3.json", "owner-.json")
+    for name in names:
+        (partition.folder / name).write_text(content)
+    (partition.folder / "job-folder").mkdir()
+    (partition.folder / "job-link").symlink_to(partition.folder / "job-123")
+    os.mkfifo(partition.folder / "job-pipe")
+    before = sorted(path.name for path in partition.folder.iterdir())
+    assert partition.reserve(4, "own") == range(4)
+    partition.attach(count=1).release()
+    assert partition.holdings() == [] and [(partition.folder / name).read_text() for name in names] == 5 * [content]
+    assert sorted({path.name for path in partition.folder.iterdir()} - {"job-own"}) == before
+    with pytest.raises(registry.RegistryError, match="job-123 is not a file of the emulator"):
+        partition.reserve(4, "123")
+
+
+def test_an_empty_file_of_the_own_number_does_not_keep_ipus_from_being_attached(partition):
+    partition.attach(count=1).release()
+    for number in range(1000):
+        (partition.folder / f"owner-{os.getpid()}-{number}.json").touch()
+    attachment = partition.attach(count=1)
+    assert [owner.ipus for owner in partition.owners()] == [(0,)]
+    attachment.release()
+
+
+CROWD = """
+import os, sys
+from tf_ipu_dp.emulator.devices import registry
+partition = registry.Partition.from_environment({**os.environ, "IPU_EMULATOR_IPUS": "256"})
+pipes = []
+for _ in range(200):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            attachment = partition.attach(count=1)
+            answer = str(attachment.device.ipus[0])
+            attachment.release()
+            attachment = partition.attach(device_id=int(answer))
+        except BaseException as error:
+            answer = repr(error)
+        os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    pipes.append(reading)
+print(*(os.read(pipe, 1000).decode() for pipe in pipes), sep="\\n")
+"""
+
+
+def test_two_hundred_processes_at_once_all_get_their_turn(emulator_dir):
+    done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, check=True, timeout=500)
+    answers = done.stdout.split("\n")[:-1]
+    # Between the release and the second attachment another process may take that IPU, and then it is busy.
+    assert len(answers) == 200
+    assert [answer for answer in answers if not answer.isdigit() and "DeviceBusyError" not in answer] == []
+
+
+LOCK_AND_FORK = """
+import os, sys
+from tf_ipu_dp.emulator.devices import registry
+partition = registry.Partition.from_environment(os.environ)
+with partition.locked():
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        sys.stdin.read()
+        os._exit(0)
+print(child, flush=True)
+"""
+
+
+def test_a_process_that_was_forked_under_the_lock_does_not_keep_it(partition, environ, monkeypatch):
+    monkeypatch.setattr(registry, "_LOCK_LIMIT_S", 0.5)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCK_AND_FORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+    try:
+        os.kill(int(process.stdout.readline()), 0)
+        process.wait()
+        partition.attach(count=1).release()
+    finally:
+        process.communicate()
+
+
+def test_a_lock_that_is_never_given_back_is_blamed_on_its_holder_and_does_not_stop_a_release(
+    partition, environ, monkeypatch
+):
+    code = LOCK_AND_FORK.replace("child = os.fork()", "print('held', flush=True); sys.stdin.read(); child = 1")
+    attachment = partition.attach(count=2)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environ},
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "held\n"
+        monkeypatch.setattr(registry, "_LOCK_LIMIT_S", 0.2)
+        with pytest.raises(registry.RegistryError, match=f"has been locked for 0 s by process {process.pid}; end that"):
+            partition.attach(count=1)
+        attachment.release()
+        process.communicate()
+    monkeypatch.undo()
+    whole = partition.attach(count=16)  # the file that the release left behind is removed
+    whole.release()
+    assert [path.name for path in partition.folder.iterdir()] == ["partition.lock"]
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from tf_ipu_dp.emulator.devices import registry
+folder = Path(sys.argv[1]) / "partition"
+partition = registry.Partition(4, folder)
+partition.attach(count=1).release()
+filler = open(Path(sys.argv[1]) / "filler", "wb", buffering=0)
+try:
+    while filler.write(bytes(512)):
+        pass
+except OSError:
+    pass
+for act in (lambda: partition.attach(count=1), lambda: partition.reserve(1, "job")):
+    try:
+        act()
+    except registry.RegistryError as error:
+        print(error)
+print(sorted(path.name for path in folder.iterdir()), len(os.listdir("/proc/self/fd")))
+filler.truncate(0)
+partition.attach(count=4).release()
+"""
+
+
+def test_a_full_disk_is_called_that_and_a_failed_attachment_leaves_nothing(tmp_path):
+    script = f'mount -t tmpfs -o size=16k tmpfs {tmp_path} && exec "$@"'
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    try:
+        subprocess.run([*words, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small file system cannot be mounted here")
+    done = subprocess.run(
+        [*words, sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=240
+    )
+    first, second, left = done.stdout.splitlines()
+    assert (
+        first
+        == second
+        == (
+            f"{tmp_path}/partition cannot be written (No space left on device); free some space there, or set "
+            "IPU_EMULATOR_DIR to a directory on another disk"
+        )
+    )
+    assert left.startswith("['partition.lock'] ")
