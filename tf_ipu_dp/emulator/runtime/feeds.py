@@ -82,9 +82,8 @@ def _get_next(iterator: Any, output_types: Any, output_shapes: Any, name: Any = 
     if synthetic_data.is_used_for("infeed"):
         return [synthetic_data.make(shape, tf.as_dtype(dtype)) for shape, dtype in zip(output_shapes, output_types)]
 
-    group = _groups[-1] if _groups else _DrawnTogether(1)
-
     def draw() -> List[Any]:
+        group = _groups[-1] if _groups else _DrawnTogether(1)
         if group.drawn == 0:
             work = [tf.group(*_work_before[-1])] if _work_before and _work_before[-1] else []
             asked = wait_meter.now()
