@@ -34,15 +34,21 @@ _ANY_COMMAND = ("tf_ipu_dp.__main__", "tf_ipu_dp.completion")
 LAYERS = (
     ("tf_ipu_dp.missing_packages",),
     ("tf_ipu_dp",),
-    ("tf_ipu_dp.cli", "tf_ipu_dp.installed_packages", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers"),
+    (
+        "tf_ipu_dp.cli",
+        "tf_ipu_dp.installed_packages",
+        "tf_ipu_dp.sdk_types",
+        "tf_ipu_dp.planning.layers",
+        "tf_ipu_dp.task",
+    ),
     (
         "tf_ipu_dp.environment",
         "tf_ipu_dp.sdk",
         "tf_ipu_dp.sdk_calls",
         "tf_ipu_dp.user_code",
         "tf_ipu_dp.planning.architectures",
-        "tf_ipu_dp.datasets.info",
     ),
+    ("tf_ipu_dp.datasets.info",),
     ("tf_ipu_dp.config",),
     ("tf_ipu_dp.planning",),
     ("tf_ipu_dp.datasets",),
