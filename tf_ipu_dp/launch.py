@@ -158,9 +158,11 @@ def _verify(job: Job, dataset: DatasetInfo, starter: JobStarter) -> int:
 def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str], train_words: Sequence[str]) -> str:
     """Returns the command that resumes the run. A run that got so far has saved its flags; the launcher's never are."""
     has_flags = folder.run_flags.is_file()
+    own_code = train_flags.parse(train_words).own_code
     if has_flags and not launcher_words:
-        return cli.resume_command(folder.path, os.environ, typed.config.own_code)
-    run = [f"--run_dir={folder.path}"] if has_flags else train_words
+        return cli.resume_command(folder.path, os.environ, own_code)
+    named = [cli.flag_text(name, reference) for name, reference in own_code.items()]
+    run = [f"--run_dir={folder.path}", *named] if has_flags else train_words
     words = " ".join(map(shlex.quote, [*launcher_words, "--", *run]))
     return cli.as_started(f"python -m tf_ipu_dp.launch {words}", os.environ)
 

@@ -15,11 +15,12 @@ import signal
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Union
 
-from tf_ipu_dp import cli, missing_packages
+from tf_ipu_dp import cli, missing_packages, python_calls
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import facts, info
 from tf_ipu_dp.distributed import job, world
@@ -165,18 +166,6 @@ def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunRes
     return results[0]
 
 
-def plan_here(cfg: train_flags.TrainConfig) -> plan.RunPlan:
-    """Plans a run for a call from Python."""
-
-    def learn(config: train_flags.TrainConfig) -> info.DatasetInfo:
-        from tf_ipu_dp.training import own_models  # imports TensorFlow
-
-        return own_models.learn(config)
-
-    cfg = _with_expanded_paths(cfg)
-    return plan.plan_run(cfg, facts.find(cfg, learn_here=learn))
-
-
 def _load_sdk_and_run(
     cfg: train_flags.TrainConfig, run: plan.RunPlan, ranks: Optional[world.Ranks], instance: int, began: float
 ) -> int:
@@ -320,6 +309,24 @@ def start(words: Sequence[str]) -> NoReturn:
         traceback.print_exc()
         code = 1
     _exit(code)
+
+
+class _CallableModule(types.ModuleType):
+    """Makes `tf_ipu_dp.train(...)` train, although `tf_ipu_dp.train` is also the module of the command."""
+
+    def __call__(
+        self, model: Any = None, data: Any = None, *, callbacks: Sequence[Any] = (), **flags: Any
+    ) -> RunResult:
+        """Trains, and returns the result: `tf_ipu_dp.train(model=build, data=load, ipus=8, epochs=5)`.
+
+        Keywords are the flags. `model` is a function (or the value of --model), `data` is a function, arrays, a
+        `tf_ipu_dp.Data` (or the value of --dataset). A mistake is a `tf_ipu_dp.UsageError` with the sentence that the
+        command would print. `callbacks` are Keras callbacks.
+        """
+        return python_calls.train(train_here, model, data, callbacks, flags)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 if __name__ == "__main__":

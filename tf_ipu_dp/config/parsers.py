@@ -86,11 +86,11 @@ class ModelParser(flags.EnumParser):  # type: ignore[misc, unused-ignore]
     def parse(self, argument: Any) -> str:
         """Returns the name or the reference."""
         text = str(argument).strip()
-        if user_code.is_reference(text):
+        if user_code.is_reference(text) or text in self.enum_values:
             return text
         if text.endswith(".py") or ":" in text:
             raise ValueError("it does not name a function of a file or module, like FILE.py:function")
-        return str(super().parse(text))
+        raise ValueError("it is none of the models")
 
 
 class DatasetNameParser(_BaseParser):

@@ -103,7 +103,7 @@ def load(model: Any, path: str) -> Loaded:
     return Loaded(path, tuple(loaded), tuple(missing), tuple(unfit), tuple(unused))
 
 
-def read_weights(path: Path, given: str) -> Dict[str, Any]:
+def read_weights(path: Path, given: str) -> Dict[str, Any]:  # noqa: PLR0911
     """Returns the weights of a run, a checkpoint, an .h5 or .keras file or a SavedModel, by the names of variables."""
     if path.suffix == ".h5" and path.is_file():
         return _read_h5(path, given)
@@ -152,7 +152,7 @@ def _read_h5(path: Path, given: str) -> Dict[str, Any]:
     found = {}
     try:
         with h5py.File(path, "r") as file:
-            root = file["model_weights"] if "model_weights" in file else file
+            root = file.get("model_weights", file)
             for layer in _texts(root.attrs["layer_names"]):
                 for name in _texts(root[layer].attrs["weight_names"]):
                     found[name] = np.asarray(root[layer][name])
@@ -203,7 +203,7 @@ def _layers(model: Any) -> List[Any]:
 
 
 def _key(name: str) -> str:
-    return name.split(":")[0]
+    return name.partition(":")[0]
 
 
 def _shape(value: Any) -> str:
