@@ -16,7 +16,9 @@ def load():
         measures = random.normal(size=(count, 4)).astype(np.float32)  # area, rooms, age, garden: standardised
         district = random.randint(0, DISTRICTS, count)
         price = worth[district] * (1.5 * measures[:, 0] + 0.4 * measures[:, 1] - 0.3 * measures[:, 2])
-        return {"measures": measures, "district": district}, (price + 0.05 * random.normal(size=count)).astype(np.float32)
+        return {"measures": measures, "district": district}, (price + 0.05 * random.normal(size=count)).astype(
+            np.float32
+        )
 
     return make(4000), make(501)
 

@@ -24,9 +24,7 @@ def load():
             numbers[row, : len(words)] = [vocabulary[word] for word in words]
         return numbers, labels
 
-    return tf_ipu_dp.Data(
-        make(2000), make(401), class_names=["bad", "good"], facts={"vocabulary": len(vocabulary) + 1}
-    )
+    return tf_ipu_dp.Data(make(2000), make(401), class_names=["bad", "good"], facts={"vocabulary": len(vocabulary) + 1})
 
 
 def build(input_shape, classes, vocabulary):

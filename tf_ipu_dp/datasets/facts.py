@@ -25,11 +25,11 @@ from tf_ipu_dp.datasets import lookup, own_paths
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning.architectures import Architecture
 
-_LEARNER = "tf_ipu_dp.learn"
+_LEARNER = "tf_ipu_dp.training.learn"
 # Flags that change what is learned.
 LEARNED_BY = (
     "model", "norm", "dataset", "data_dir", "image_size", "seed", "validation_split", "label_column",
-    "skip_bad_samples", "pipeline_stages", "pipeline_splits", "freeze",
+    "skip_bad_samples", "freeze",
 )  # fmt: skip
 _MAX_KEPT = 500  # files of the cache
 Learn = Callable[[TrainConfig], DatasetInfo]
@@ -76,6 +76,7 @@ def is_own_path(cfg: TrainConfig) -> bool:
 
 def keep(cfg: TrainConfig, found: DatasetInfo) -> None:
     """Keeps facts for the next plan; a cache that cannot be written is no reason to fail."""
+    cfg = dataclasses.replace(cfg, norm=cfg.norm_for(cfg.requested_stages or 1))
     path = _cache_path(cfg, is_own_path(cfg))
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,7 +100,8 @@ def from_json(value: Mapping[str, Any]) -> DatasetInfo:
 
 def _learn(cfg: TrainConfig) -> DatasetInfo:
     """Lets a process of its own run the user's code, and returns what it reports."""
-    what = cli.alternatives(cfg.own_code.values()).replace(" or ", " and ") or cfg.dataset
+    named = [*cfg.own_code.values(), *([cfg.dataset] if is_own_path(cfg) else [])]
+    what = cli.alternatives(named).replace(" or ", " and ")
     print(f"reading {what}, once: what is learned is kept for the next plan...", file=sys.stderr, flush=True)
     words = [cli.flag_text(name, getattr(cfg, name)) for name in LEARNED_BY if getattr(cfg, name) is not None]
     command = [sys.executable, "-m", _LEARNER, *words]

@@ -265,7 +265,9 @@ def test_a_number_that_is_none_is_answered_with_the_numbers_that_are(name, value
 def test_a_model_that_is_nearly_right_is_offered():
     with pytest.raises(cli.UsageError, match=r"^--model=resnet51 is not possible: it is none of the models. Did you"):
         train_flags.parse(["--model=resnet51"])
-    with pytest.raises(cli.UsageError, match=r"^--model=mine.py is not possible: it does not name a function of a file"):
+    with pytest.raises(
+        cli.UsageError, match=r"^--model=mine.py is not possible: it does not name a function of a file"
+    ):
         train_flags.parse(["--model=mine.py"])
 
 

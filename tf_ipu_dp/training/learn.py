@@ -1,6 +1,6 @@
-"""Runs the code of users that flags name, and prints what a plan needs of it: `python -m tf_ipu_dp.learn --model=...`.
+"""Runs the code of users that flags name, and prints what a plan needs of it, as JSON.
 
-The planner starts it in a process of its own, because it needs TensorFlow. The last line of stdout is JSON.
+The planner starts it in a process of its own, because it needs TensorFlow: see `datasets.facts`.
 """
 
 from __future__ import annotations
