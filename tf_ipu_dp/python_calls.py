@@ -31,6 +31,7 @@ def train(
     flags: Mapping[str, Any],
 ) -> RunResult:
     """Trains with the flags of a call: in this process, or as several instances. `train_here` does the former."""
+    user_code.require_not_loading()
     words = _words(model, data, flags)
     cfg = saved_flags.complete(words).config
     _refuse_modes(cfg)
@@ -51,6 +52,7 @@ def plan(model: Any = None, data: Any = None, **flags: Any) -> PlanRecord:
     Keywords are the flags of `python -m tf_ipu_dp.train`. A plan that is impossible is a `tf_ipu_dp.UsageError` with
     what would work.
     """
+    user_code.require_not_loading()
     cfg = train_flags.parse(_words(model, data, flags))
 
     def learn(config: TrainConfig) -> info.DatasetInfo:

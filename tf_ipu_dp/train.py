@@ -144,11 +144,12 @@ def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfi
 def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunResult:
     """Trains in this process, which goes on afterwards, and returns the result. For calls from Python."""
     from tf_ipu_dp import sdk
-    from tf_ipu_dp.training import own_models, preflight  # imports TensorFlow
+    from tf_ipu_dp.training import own_models, preflight, session  # imports TensorFlow
     from tf_ipu_dp.training import run as training_run
 
     began = time.perf_counter()
     cfg = _with_expanded_paths(cfg)
+    session.prepare_host(cfg)  # before code of the user computes anything, which fixes TensorFlow's threads
     dataset = facts.find(cfg, learn_here=own_models.learn)
     cfg = _keep_saved_global_batch(cfg, dataset, None)
     run = plan.plan_run(cfg, dataset)

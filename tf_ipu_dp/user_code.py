@@ -27,6 +27,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Functions that were given as objects from Python, by the reference that stands for them in this process.
 _given: Dict[str, Callable[..., Any]] = {}
+_loading: List[str] = []  # files whose code is being run
 
 
 def is_reference(text: str) -> bool:
@@ -81,6 +82,21 @@ def register(function: Callable[..., Any], fallback: str) -> str:
 def is_only_in_this_process(reference: str) -> bool:
     """Whether a reference stands for an object that no other process can load."""
     return reference.startswith("__main__:")
+
+
+def is_of_this_program(reference: str) -> bool:
+    """Whether a reference stands for a function of the running program: loading its file would run all of it again."""
+    module = getattr(_given.get(reference), "__module__", "")
+    return is_only_in_this_process(reference) or module == "__main__"
+
+
+def require_not_loading() -> None:
+    """Raises a UsageError for a file that trains while it is loaded for one of its functions: it would never end."""
+    if _loading:
+        raise cli.UsageError(
+            f"{_loading[-1]} trains when it is loaded for one of its functions. Put that under "
+            'if __name__ == "__main__":'
+        )
 
 
 def call_by_name(function: Callable[..., Any], offered: Mapping[str, Any], reference: str) -> Any:
@@ -151,12 +167,15 @@ def _load_file(place: str, reference: str) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that its classes can be found by name, for instance by pickle and dataclasses
+    _loading.append(str(path))
     try:
         with _importable(path.parent), _errors_of_users(reference, "cannot be imported"):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _loading.pop()
     module._tf_ipu_dp_digest = digest  # type: ignore[attr-defined]
     return module
 

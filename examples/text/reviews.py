@@ -5,9 +5,9 @@ import tensorflow as tf
 
 import tf_ipu_dp
 
-GOOD = "great lovely excellent charming brilliant warm funny clever".split()
-BAD = "awful boring terrible clumsy dreadful cold dull stupid".split()
-OTHER = "the a film book story it was and i found ending plot actor scene very quite rather".split()
+GOOD = ["great", "lovely", "excellent", "charming", "brilliant", "warm", "funny", "clever"]
+BAD = ["awful", "boring", "terrible", "clumsy", "dreadful", "cold", "dull", "stupid"]
+OTHER = ["the", "a", "film", "book", "story", "it", "was", "and", "found", "ending", "plot", "actor", "very", "quite"]
 LENGTH = 12
 
 

@@ -1,4 +1,4 @@
-"""Models and data of users keep what built-in ones have: equal layouts, exact resumption, exact evaluation, refusals."""
+"""Models and data of users keep what built-in ones have: equal layouts, resumption, exact evaluation, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_built_in_cnn_as_a_file_ends_in_the_same_bits(train, folder, weights
     assert plan["model"]["parameters"] == json.loads((folder / "built_in/plan.json").read_text())["model"]["parameters"]
 
 
-def test_a_task_of_two_inputs_and_outputs_is_the_same_on_any_layout_and_after_a_kill(  # noqa: PLR0913
+def test_a_task_of_two_inputs_and_outputs_is_the_same_on_any_layout_and_after_a_kill(
     train, start_command, folder, model_weights, weights, assert_near, assert_same_bits, wait_for_checkpoint
 ):
     succeed(train(*TABLE, "--epochs=3", "--checkpoint_every=5", "--run_dir=one", cwd=folder))

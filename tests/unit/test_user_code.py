@@ -120,6 +120,15 @@ def test_a_given_function_has_a_reference_that_stands_for_it(file):
     assert user_code.load_function(reference)() == 5
 
 
+def test_a_file_that_trains_when_it_is_loaded_is_refused(file):
+    path = file("import tf_ipu_dp\ntf_ipu_dp.plan(ipus=2)\ndef build(): return 1\n")
+    with pytest.raises(
+        cli.UsageError, match=r"mine.py trains when it is loaded for one of its functions. Put that und"
+    ):
+        user_code.load_function(f"{path}:build")
+    user_code.require_not_loading()
+
+
 def test_the_digest_follows_the_file(file):
     path = file("def build(): return 1")
     before = user_code.code_digest(f"{path}:build")

@@ -49,7 +49,7 @@ def find(
     cfg = dataclasses.replace(cfg, norm=cfg.norm_for(stages or cfg.requested_stages or 1))
     if own_path:
         own_paths.require_known(Path(cfg.dataset).expanduser(), cfg.dataset)
-    if learn_here and any(map(user_code.is_only_in_this_process, cfg.own_code.values())):
+    if learn_here and any(map(user_code.is_of_this_program, cfg.own_code.values())):
         return learn_here(cfg)
     found = _read(_cache_path(cfg, own_path))
     if not found:

@@ -47,7 +47,7 @@ class TrainingError(cli.UsageError):
 class TrainingLoop:
     """One run. The same on every instance; only the leader writes and prints."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         cfg: TrainConfig,
         plan: RunPlan,

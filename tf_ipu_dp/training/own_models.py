@@ -355,7 +355,7 @@ def _short(value: Any) -> str:
 
 
 def _plain_name(name: str) -> str:
-    return name.split(":")[0]
+    return name.split(":", maxsplit=1)[0]
 
 
 def _shapes(tensors: Sequence[Any]) -> str:

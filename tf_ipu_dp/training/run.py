@@ -36,7 +36,7 @@ from tf_ipu_dp.training.stop import SignalHandler
 _LEADER_REPORTS_WITHIN_S = 1.5
 
 
-def train(
+def train(  # noqa: PLR0913
     cfg: TrainConfig,
     plan: RunPlan,
     sdk: Sdk,

@@ -19,8 +19,8 @@ import tensorflow as tf
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
-from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.datasets.info import OWN
+from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.plan import ModelPlan, RunPlan
 from tf_ipu_dp.runs import checkpoints, records, saved_flags

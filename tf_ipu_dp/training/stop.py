@@ -139,7 +139,7 @@ class InstanceExchange:
         self._executions_left -= 1
         return must_exchange or self._executions_left <= 0 or self._world.instances == 1
 
-    def run(
+    def run(  # noqa: PLR0913
         self,
         step: int,
         loss: float,

@@ -1,7 +1,7 @@
 """Scores of a task with its own loss and metrics: every sample counts once, on any number of instances and replicas.
 
-Losses are computed sample by sample, and added up as 64-bit numbers. Metrics are Keras': the numbers that they count are
-added up over the instances before the result is taken, as tf.distribute does.
+Losses are computed sample by sample, and added up as 64-bit numbers. Metrics are Keras': the numbers that they count
+are added up over the instances before the result is taken, as tf.distribute does.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class TaskScorer:
             return type(metric).from_config(metric.get_config())
         except Exception as error:  # a metric of the user may have any constructor
             raise cli.UsageError(
-                f"--model={self._name} has the metric {metric.name!r}, which cannot be made again from its get_config() "
-                f"({cli.first_line(str(error))}). Give it a get_config with the arguments of its constructor."
+                f"--model={self._name} has the metric {metric.name!r}, which cannot be made again from its "
+                f"get_config() ({cli.first_line(str(error))}). Give it a get_config with the arguments of its constructor."
             ) from error
 
     def _prepare_metrics(self, predicted: List[Any], expected: List[Any]) -> None:
@@ -195,7 +195,7 @@ def _listed(outputs: Any) -> List[Any]:
 
 
 def _match(targets: Any, outputs: Any) -> Tuple[Any, Any]:
-    """Returns targets in the rank and, if both are floating-point numbers, in the type of the outputs, as Keras does."""
+    """Returns targets in the rank and, if they are floating-point numbers, in the type of the outputs, as Keras does."""
     if targets.ndim == 1 and outputs.ndim == 2:
         targets = targets[:, None]
     if targets.dtype.kind == "f":

@@ -163,7 +163,7 @@ def test_a_csv_file_with_a_column_of_labels(tmp_path):
     found = from_path(path, "--label_column=kind")
     assert found.facts.class_names == ("blue", "red") and found.facts.inputs == TensorInfo((2,), "float32")
     assert dict(found.facts.given) == {"columns": ["x", "y"]}
-    with pytest.raises(cli.UsageError, match="has no column 'label', only x, y or kind. Name the one to learn with"):
+    with pytest.raises(cli.UsageError, match=r"has no column 'label', only x, y or kind. Name the one to learn with"):
         from_path(path)
     with pytest.raises(cli.UsageError, match="has 'blue' in column 'kind', line 2, which is not a number"):
         from_path(path, "--label_column=x")
