@@ -47,14 +47,18 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
         export_for_ipus(session.cfg, plan, sdk, weights, str(folder.export / "ipu"))
 
 
-def render_export(folder: RunFolder, step: int) -> str:
+def render_export(folder: RunFolder, step: int, plan: RunPlan) -> str:
     """Returns where the export is, and how it is loaded."""
+    own = plan.model.architecture.own
+    use = "probabilities = model.predict(images)  # 8-bit images"
+    if own and (own.has_own_loss or plan.dataset.inputs is not None):
+        use = f"outputs = model.predict(inputs)  # {own.inputs} to {own.outputs}"
     names = f"; the names of the classes are in {CLASSES}" if (folder.export / CLASSES).exists() else ""
     return "\n".join(
         [
             f"Exported the weights of step {step:,} to {folder.export}. To use them:",
             f"  import tensorflow as tf; model = tf.keras.models.load_model({str(folder.export)!r}, compile=False)",
-            f"  probabilities = model.predict(images)  # 8-bit images{names}",
+            f"  {use}{names}",
         ]
     )
 

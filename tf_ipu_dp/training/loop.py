@@ -93,7 +93,7 @@ class TrainingLoop:
                 with self.console.waiting("exporting"):
                     exported = self._restore_weights_to_export()
                     export_model(self.session, self.plan, self.sdk, self.folder)
-                self.console.info(render_export(self.folder, exported))
+                self.console.info(render_export(self.folder, exported, self.plan))
             result = make_result(
                 self.session, self.folder, self.clock, self.meter,
                 step=self.step, scores=self.validation.scores, stopped=self.stop, best=self._best_weights(),

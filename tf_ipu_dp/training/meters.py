@@ -34,7 +34,7 @@ class Window:
 
     def __init__(self) -> None:
         self._reported: Tuple[float, ...] = ()  # updates, then the sums of losses, accuracies and other metrics
-        self._now: Tuple[float, ...] = (0,)
+        self._now: Tuple[float, ...] = (0, 0.0, 0.0)
         self._clear()
 
     def add(

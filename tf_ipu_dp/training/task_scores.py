@@ -155,7 +155,7 @@ class TaskScorer:
         except Exception as error:  # a metric of the user may have any constructor
             raise cli.UsageError(
                 f"--model={self._name} has the metric {metric.name!r}, which cannot be made again from its "
-                f"get_config() ({cli.first_line(str(error))}). Give it a get_config with the arguments of its constructor."
+                f"get_config() ({cli.first_line(str(error))}). Give it a get_config with its constructor's arguments."
             ) from error
 
     def _prepare_metrics(self, predicted: List[Any], expected: List[Any]) -> None:
@@ -195,7 +195,7 @@ def _listed(outputs: Any) -> List[Any]:
 
 
 def _match(targets: Any, outputs: Any) -> Tuple[Any, Any]:
-    """Returns targets in the rank and, if they are floating-point numbers, in the type of the outputs, as Keras does."""
+    """Returns targets in the rank of the outputs and, if they are floating-point numbers, in their type, as Keras."""
     if targets.ndim == 1 and outputs.ndim == 2:
         targets = targets[:, None]
     if targets.dtype.kind == "f":
