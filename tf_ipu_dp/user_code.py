@@ -25,6 +25,8 @@ from tf_ipu_dp import cli
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+# Files in which an error may be raised that are not the user's own.
+_GENERATED = re.compile(r"site-packages|__autograph_generated_file")
 # Functions that were given as objects from Python, by the reference that stands for them in this process.
 _given: Dict[str, Callable[..., Any]] = {}
 _loading: List[str] = []  # files whose code is being run
@@ -217,12 +219,24 @@ def _errors_of_users(reference: str, what: str, module: str = "") -> Iterator[No
 
 def describe_error(error: BaseException, reference: str = "") -> str:
     """Returns the last line of an error of user code, and the line of the user's file that it comes from."""
-    text = cli.first_line(str(error)) if str(error).strip() else ""
-    words = f"{type(error).__name__}: {text}".rstrip(": ").rstrip(".")
+    words = f"{type(error).__name__}: {_reason(str(error))}".rstrip(": ").rstrip(".")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})."
     own = _own_frames(error, reference)
     return f"{words} ({own[-1][0]}, line {own[-1][1]})." if own else f"{words}."
+
+
+def _reason(text: str) -> str:
+    """Returns the line of a message that says what is wrong: Keras and TensorFlow put others around it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0].startswith("in user code"):
+        raised = [place for place, line in enumerate(lines) if re.match(r"\w+Error: ", line)]
+        if raised:
+            lines = [lines[raised[-1]].partition(": ")[2], *lines[raised[-1] + 1 :]]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling layer"):
+        lines = lines[1:]
+    first = lines[0] if lines else ""
+    return re.sub(r"\{\{.*?\}\} ?| ?\[Op:\w+\].*", "", first)
 
 
 def _own_frames(error: BaseException, reference: str) -> List[Tuple[str, int]]:
@@ -233,8 +247,8 @@ def _own_frames(error: BaseException, reference: str) -> List[Tuple[str, int]]:
     if inside:
         return inside
     ours = str(Path(__file__).parent)
-    libraries = (ours, str(Path(os.__file__).parent), "<frozen")
-    return [frame for frame in frames if not frame[0].startswith(libraries)]
+    libraries = (ours, str(Path(os.__file__).parent), "<")
+    return [frame for frame in frames if not frame[0].startswith(libraries) and not _GENERATED.search(frame[0])]
 
 
 def _same_file(name: str, path: Path) -> bool:

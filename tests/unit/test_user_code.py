@@ -109,6 +109,20 @@ def test_an_error_of_the_function_has_its_own_place(file):
         user_code.call_by_name(user_code.load_function(f"{path}:build"), {"classes": 1}, f"{path}:build")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("in user code:\n\n  File \"x\", line 3\n\n    ValueError: Exception encountered when calling layer 'a'.\n\n"
+         "    Input 0 is incompatible\n\n    Call arguments: b", "ValueError: Input 0 is incompatible."),
+        ("{{function_node __wrapped__Add}} Incompatible shapes: [2] vs. [3] [Op:Add] name: x",
+         "ValueError: Incompatible shapes: [2] vs. [3]."),
+        ("", "ValueError."),
+    ],
+)  # fmt: skip
+def test_the_reason_of_an_error_is_found_among_the_lines_around_it(text, reason):
+    assert user_code.describe_error(ValueError(text)) == reason
+
+
 def test_a_given_function_has_a_reference_that_stands_for_it(file):
     path = file("def build(): return 1")
     function = user_code.load_function(f"{path}:build")

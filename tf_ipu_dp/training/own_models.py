@@ -219,15 +219,7 @@ def _refusing(what: str, reference: str) -> Iterator[None]:
     except cli.UsageError:
         raise
     except Exception as error:  # any: the layers of the user raise what they like
-        raise cli.UsageError(f"{what}: {_last_sentence(error, reference)}") from error
-
-
-def _last_sentence(error: Exception, reference: str) -> str:
-    text = user_code.describe_error(error, reference)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Keras puts the reason after a header about where it was raised.
-    reasons = [line for line in lines if "Error:" in line]
-    return f"{reasons[-1]}." if text.startswith("TypeError: in user code") and reasons else text
+        raise cli.UsageError(f"{what}: {user_code.describe_error(error, reference)}") from error
 
 
 def _blocks(model: Any) -> Tuple[Block, ...]:
