@@ -119,6 +119,9 @@ def _read_folder(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:
     decoded = _decode_all([file for listed in files.values() for file, _ in listed], cfg)
     data = [_stack(files[part], decoded) if part else None for part in (train, validation)]
     about = f"a folder of images in {len(names)} classes{'' if validation else ', validation held out'}"
+    left_out = sum(map(len, files.values())) - len(decoded)
+    if left_out:
+        about += f", without {cli.count(left_out, 'image')} that cannot be decoded"
     return Data(data[0], data[1], classes=len(names), class_names=names), about
 
 

@@ -139,7 +139,8 @@ def test_a_folder_of_images_for_each_class(tmp_path):
     (tmp_path / "one" / "cat" / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(cli.UsageError, match=r"has 1 image of 11 that cannot be decoded: .*bad.jpg. Remove them, or"):
         from_path(tmp_path / "one")
-    assert from_path(tmp_path / "one", "--skip_bad_samples").facts.train_samples == 8
+    found = from_path(tmp_path / "one", "--skip_bad_samples").facts
+    assert found.train_samples == 8 and found.taken_for.endswith(", without 1 image that cannot be decoded")
     (tmp_path / "one" / "eel").mkdir()
     with pytest.raises(cli.UsageError, match="has no images of the class 'eel'"):
         from_path(tmp_path / "one")
