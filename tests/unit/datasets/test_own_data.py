@@ -49,7 +49,7 @@ def test_arrays_of_any_structure_are_described_and_gathered():
 
 
 def test_whole_numbers_are_classes_and_8_bit_images_are_images():
-    found = load(((FLOATS, LABELS), (FLOATS, LABELS[:, None])))
+    found = load(((FLOATS, LABELS[:, None]), (FLOATS, LABELS[:, None])))
     assert found.facts.classes == 4 and found.facts.inputs == TensorInfo((3,), "float32")
     images = RANDOM.randint(0, 256, (20, 8, 6)).astype(np.uint8)
     found = load(((images, LABELS), (images, LABELS)), "--image_size=28")
