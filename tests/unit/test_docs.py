@@ -296,7 +296,7 @@ def find_unnamed_commands(text: str) -> List[str]:
     return [
         path.stem
         for path in PACKAGE.glob("[!_]*.py")
-        if '__name__ == "__main__"' in read(path) and path.stem not in named
+        if '\nif __name__ == "__main__":' in read(path) and path.stem not in named
     ]
 
 
