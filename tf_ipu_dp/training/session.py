@@ -72,7 +72,7 @@ class TrainingSession:
 
     def make_training(self, first_update: int, last_update: int) -> Any:
         """Returns this instance's share of the samples of some updates, as a dataset for `fit`."""
-        return sources.make_training(
+        dataset = sources.make_training(
             self.source,
             self.plan,
             instance=self.world.instance,
@@ -85,6 +85,11 @@ class TrainingSession:
             deterministic=self.cfg.deterministic,
             dtype=_input_dtype(self.plan),
         )
+        names = getattr(self.model, "output_names", ())
+        if not self.scorer or not isinstance(dataset.element_spec[1], dict):
+            return dataset
+        # In the order of the outputs, so that no names have to be matched on the device.
+        return dataset.map(lambda inputs, targets: (inputs, tuple(targets[name] for name in names)))
 
     def evaluate(self, progress: Callable[[], None] = lambda: None) -> records.Scores:
         """Returns the scores over every validation sample, each counted once, on any number of replicas.
