@@ -35,14 +35,15 @@ LAYERS = (
     ("tf_ipu_dp.early_signals", "tf_ipu_dp.missing_packages", "tf_ipu_dp.usage_error"),
     ("tf_ipu_dp.flag_files",),
     ("tf_ipu_dp",),
-    ("tf_ipu_dp.cli", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers"),
+    ("tf_ipu_dp.cli", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers", "tf_ipu_dp.task"),
     (
         "tf_ipu_dp.environment",
         "tf_ipu_dp.sdk",
         "tf_ipu_dp.sdk_calls",
+        "tf_ipu_dp.user_code",
         "tf_ipu_dp.planning.architectures",
-        "tf_ipu_dp.datasets.info",
     ),
+    ("tf_ipu_dp.datasets.info",),
     ("tf_ipu_dp.config",),
     ("tf_ipu_dp.planning",),
     ("tf_ipu_dp.datasets",),
@@ -51,7 +52,7 @@ LAYERS = (
     ("tf_ipu_dp.monitoring",),
     ("tf_ipu_dp.collectives",),
     ("tf_ipu_dp.training",),
-    ("tf_ipu_dp.scaling",),
+    ("tf_ipu_dp.scaling", "tf_ipu_dp.python_calls"),
     _COMMAND_ROOMS,
     ("tf_ipu_dp.__main__",),
     ("tf_ipu_dp.completion",),
@@ -64,6 +65,7 @@ COMMANDS = {
     "tf_ipu_dp.environment",
     "tf_ipu_dp.collectives",
     "tf_ipu_dp.scaling",
+    "tf_ipu_dp.training.learn",
     EMULATOR,
     f"{EMULATOR}.poprun",
     f"{EMULATOR}.coverage",
@@ -177,6 +179,8 @@ def _why_forbidden(each: Reference) -> Optional[str]:
         reason = "the emulator refers to nothing else of the package, not by name either"
     elif each.by_name and each.target in COMMANDS:
         allowed, reason = True, ""
+    elif each.by_name and each.source == PACKAGE:
+        allowed, reason = True, ""  # the package imports its public names when they are asked for
     elif _within(each.target, EMULATOR):
         allowed, reason = each.source == SEAM, f"only {SEAM} imports the emulator"
     elif each.target == f"{PACKAGE}.*":

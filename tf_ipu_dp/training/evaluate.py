@@ -27,6 +27,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         if found is None:
             raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
         session = attach_session(cfg, plan, sdk, instance)
+        plan = session.plan
         checks.require_same_model(found, cfg, plan, session.variables())
         session.restore(found, whole=False)
         with console.waiting(f"evaluating step {found.manifest.step:,}"):
@@ -44,7 +45,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
 def _find_checkpoint(
     folder: run_folder.RunFolder, cfg: TrainConfig, console: Console
 ) -> Optional[checkpoints.Checkpoint]:
-    """Returns the best checkpoint, which runs with early stopping keep, or else the newest."""
+    """Returns the best checkpoint, which runs with --early_stop or --keep_best keep, or else the newest."""
     paths = [folder.best, folder.checkpoints] if cfg.weights == "best" else [folder.checkpoints]
     stores = [checkpoints.Store(path, cfg.keep_checkpoints, console.warning) for path in paths]
     return next((found for found in (store.newest() for store in stores) if found), None)

@@ -11,7 +11,7 @@ from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import models
+from tf_ipu_dp.training import models, own_models
 from tf_ipu_dp.training.session import TrainingSession, make_serving_model
 
 CLASSES = "classes.txt"  # a name per line, in the order of the probabilities
@@ -19,9 +19,12 @@ CLASSES = "classes.txt"  # a name per line, in the order of the probabilities
 
 def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
     """Replaces the run's whole export; called by all instances, because reading weights may need all of them."""
-    exported = models.make_export_model(
-        session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
-    )
+    if session.own:
+        exported = own_models.make_export_model(session.own, session.cfg.model, plan)
+    else:
+        exported = models.make_export_model(
+            session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
+        )
     weights = session.model.get_weights()
     if not session.world.is_leader:
         return
@@ -44,14 +47,18 @@ def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunF
         export_for_ipus(session.cfg, plan, sdk, weights, str(folder.export / "ipu"))
 
 
-def render_export(folder: RunFolder, step: int) -> str:
+def render_export(folder: RunFolder, step: int, plan: RunPlan) -> str:
     """Returns where the export is, and how it is loaded."""
+    own = plan.model.architecture.own
+    use = "probabilities = model.predict(images)  # 8-bit images"
+    if own and (own.has_own_loss or plan.dataset.inputs is not None):
+        use = f"outputs = model.predict(inputs)  # {own.inputs} to {own.outputs}"
     names = f"; the names of the classes are in {CLASSES}" if (folder.export / CLASSES).exists() else ""
     return "\n".join(
         [
             f"Exported the weights of step {step:,} to {folder.export}. To use them:",
             f"  import tensorflow as tf; model = tf.keras.models.load_model({str(folder.export)!r}, compile=False)",
-            f"  probabilities = model.predict(images)  # 8-bit images{names}",
+            f"  {use}{names}",
         ]
     )
 

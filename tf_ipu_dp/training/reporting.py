@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import threading
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, Iterator, List
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -71,10 +71,10 @@ class Reporting:
         self._reporter.remove()
 
     @contextlib.contextmanager
-    def records(self) -> Iterator[Dict[int, Optional[float]]]:
-        """Opens the sinks, which continue the folder's records. Yields past validation losses, on the leader."""
+    def records(self) -> Iterator[List[ValidationRecord]]:
+        """Opens the sinks, which continue the folder's records. Yields past validations, on the leader."""
         if not self._world.is_leader:
-            yield {}
+            yield []
             return
         past = self._folder.read_metrics()
         validated = [record for record in past if isinstance(record, ValidationRecord)]
@@ -83,7 +83,7 @@ class Reporting:
         with contextlib.closing(TensorBoardSink(board, self._cfg, past)) as tensorboard:
             self._console.info(f"Records go to {self._folder.path}; see them with: {render_command(board)}")
             self._sinks += [MetricsFileSink(self._folder, (record.step for record in validated)), tensorboard]
-            yield {record.step: record.loss for record in validated}
+            yield validated
 
     def write(self, record: MetricsRecord) -> None:
         """Writes a record to every sink."""

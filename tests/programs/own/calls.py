@@ -1,0 +1,97 @@
+"""Trains from Python several times in one process, as a script or notebook does, and asserts what is promised."""
+
+import json
+import signal
+from pathlib import Path
+
+import houses
+import numpy as np
+import tensorflow as tf
+
+import tf_ipu_dp
+
+RANDOM = np.random.RandomState(0)
+INPUTS = RANDOM.normal(size=(256, 6)).astype(np.float32)
+LABELS = (INPUTS[:, 0] > 0).astype(int)
+SMALL = {"ipus": 2, "micro_batch_size": 8, "learning_rate": 0.2}
+
+
+class Seen(tf.keras.callbacks.Callback):
+    """Notes what it is called with, and stops the run after its first epoch if asked to."""
+
+    def __init__(self, stops=False):
+        super().__init__()
+        self.calls, self.batches, self.stops = [], [], stops
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append((epoch, "loss" in logs and "val_loss" in logs and "val_accuracy" in logs))
+        self.model.stop_training = self.stops
+
+    def on_train_end(self, logs=None):
+        self.calls.append("end")
+
+
+def build(input_shape, classes):
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [tf.keras.Input(input_shape), layers.Dense(8, activation="relu"), layers.Dense(classes, activation="softmax")]
+    )
+
+
+def stream():
+    whole = tf.data.Dataset.from_tensor_slices((INPUTS, LABELS))
+    return tf_ipu_dp.Data(whole, whole.take(50), classes=2)
+
+
+def refusal(**arguments):
+    try:
+        tf_ipu_dp.train(**arguments)
+    except tf_ipu_dp.UsageError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def main():
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    arrays = ((INPUTS, LABELS), (INPUTS[:50], LABELS[:50]))
+    seen = Seen()
+    first = tf_ipu_dp.train(model=build, data=arrays, epochs=2, run_dir="runs/a", callbacks=[seen], **SMALL)
+    assert first.updates == 32 and first.scores.samples == 50 and first.scores.top1 > 0.8, first.scores
+    assert seen.calls == ["begin", (0, True), (1, True), "end"] and len(seen.batches) == 32, seen.calls
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    again = tf_ipu_dp.train(model=build, data=arrays, epochs=2, run_dir="runs/b", **SMALL)
+    assert again.scores == first.scores, (again.scores, first.scores)
+    stopped = tf_ipu_dp.train(
+        model=build, data=arrays, epochs=9, run_dir="runs/c", callbacks=[Seen(stops=True)], **SMALL
+    )
+    assert stopped.updates == 16 and "callback" in stopped.stopped.message
+    streamed = tf_ipu_dp.train(model=build, data=stream, epochs=2, run_dir="runs/d", **SMALL)
+    assert streamed.scores.samples == 50 and streamed.scores.top1 > 0.8, streamed.scores
+    held_out = tf_ipu_dp.train(
+        model=lambda classes: build((6,), classes), data=tf_ipu_dp.Data((INPUTS, LABELS)), epochs=1, export=True,
+        run_dir="runs/e", **SMALL,
+    )  # fmt: skip
+    assert held_out.scores.samples == 51
+    exported = tf.keras.models.load_model("runs/e/export", compile=False)
+    assert exported.predict(INPUTS[:3], verbose=0).shape == (3, 2)
+    assert "starts other processes" in refusal(model=build, data=arrays, ipus=2, instances=2)
+    assert refusal(model=build, data=arrays, ipus=3).startswith("--ipus=3 is not possible")
+    assert "give the function that returns it" in refusal(model=build((6,), 2), data=arrays)
+    plan = tf_ipu_dp.plan(model=houses.build, data=houses.load, ipus=4)
+    assert plan.dataset.inputs == "district: one int32, measures: 4 float32"
+    two = tf_ipu_dp.train(
+        model=houses.build, data=houses.load, optimizer="adam", ipus=4, instances=2, epochs=1, run_dir="runs/f"
+    )
+    assert two.scores.samples == 501 and set(two.scores.metrics) == {"mae", "rmse"}
+    planned = json.loads(Path("runs/f/plan.json").read_text(encoding="utf-8"))
+    assert planned["topology"]["instances"] == 2
+
+
+if __name__ == "__main__":
+    main()
