@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Unio
 
 from tf_ipu_dp import cli, early_signals, missing_packages, python_calls
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.datasets import facts, info
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.distributed import job, world
 from tf_ipu_dp.monitoring import process_info
 from tf_ipu_dp.planning import plan, relayout
