@@ -24,6 +24,7 @@ _COMMAND_ROOMS = (
     "tf_ipu_dp.launch",
     "tf_ipu_dp.list",
     "tf_ipu_dp.monitor",
+    "tf_ipu_dp.runs.__main__",
     "tf_ipu_dp.train",
 )
 # They run or ask the command that a word names.
@@ -49,6 +50,7 @@ LAYERS = (
     ("tf_ipu_dp.distributed",),
     ("tf_ipu_dp.monitoring",),
     ("tf_ipu_dp.collectives",),
+    ("tf_ipu_dp.run_catalogue",),
     ("tf_ipu_dp.training",),
     ("tf_ipu_dp.scaling",),
     _COMMAND_ROOMS,
@@ -62,6 +64,7 @@ COMMANDS = {
     *_ANY_COMMAND,
     "tf_ipu_dp.environment",
     "tf_ipu_dp.collectives",
+    "tf_ipu_dp.runs",
     "tf_ipu_dp.scaling",
     EMULATOR,
     f"{EMULATOR}.poprun",

@@ -170,17 +170,17 @@ class DurationParser(_BaseParser):
 
 
 class TimeParser(_BaseParser):
-    """Times in seconds, minutes or hours."""
+    """Times in seconds, minutes, hours or days."""
 
     kind = "time"
-    syntactic_help = "a time like 90s, 30m or 2h"
-    placeholder = "N[s|m|h]"
+    syntactic_help = "a time like 90s, 30m, 2h or 3d"
+    placeholder = "N[s|m|h|d]"
 
     def parse(self, argument: Any) -> TimeSpan:
         """Returns the time."""
         if isinstance(argument, TimeSpan):
             return argument
-        match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", str(argument), re.ASCII)
+        match = re.fullmatch(r"\s*(\d+)\s*([smhd]?)\s*", str(argument), re.ASCII)
         if not match:
             raise ValueError("it is not a time")
         return TimeSpan(_read_digits(match[1], LARGEST_NUMBER) * TIME_UNITS[match[2] or "s"])

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Iterator, Mapping, Optional
 
 # No JSON object of a run is longer, except metrics.jsonl, which is read line by line.
 _MAX_BYTES = 1 << 26
@@ -38,10 +38,32 @@ def parse_object(text: bytes) -> Optional[Dict[str, Any]]:
 def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> Optional[Dict[str, Any]]:
     """Returns the JSON object in a file; None if the file is missing or has no object."""
     try:
-        with open(path, "rb", opener=_open_regular_file) as file:
-            return parse_object(file.read(max_bytes))
+        return parse_object(read_bytes(path, max_bytes))
     except OSError:
         return None
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Returns the beginning of a regular file; OSError for anything else."""
+    with open(path, "rb", opener=_open_regular_file) as file:
+        return file.read(max_bytes)
+
+
+def read_lines(path: Path, max_bytes: int, max_line_bytes: int) -> Iterator[bytes]:
+    """Yields the complete lines of a file without reading it whole; longer lines, and those after a limit, are skipped.
+
+    OSError if it cannot be opened or is not a regular file.
+    """
+    with open(path, "rb", opener=_open_regular_file) as file:
+        is_rest = False  # of a line that is too long
+        while file.tell() < max_bytes:
+            line = file.readline(max_line_bytes)
+            if not line:
+                return
+            ends = line.endswith(b"\n")
+            if ends and not is_rest:
+                yield line[:-1]
+            is_rest = not ends
 
 
 def _open_regular_file(path: str, flags: int) -> int:

@@ -25,13 +25,14 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.runs.exchange_times import ExchangeTimes
 from tf_ipu_dp.runs.heartbeat import Status
-from tf_ipu_dp.runs.json_files import parse_object, plain, read_object
+from tf_ipu_dp.runs.json_files import parse_object, plain, read_bytes, read_object
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import MetricsRecord, RecordError, RunResult, metrics_record
 
 _RUNS = "runs"
 _LOCK = ".lock"
 _FILES_OF_A_RUN = {_LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "checkpoints", "errors", "status"}
+_MAX_ERROR_BYTES = 1 << 20
 _LOGS = {".log", ".out", ".err"}
 
 
@@ -428,7 +429,7 @@ def _is_read_only(path: Path) -> bool:
 
 def _read_error(path: Path) -> Optional[InstanceError]:
     try:
-        head, _, text = path.read_text(encoding="utf-8", errors="surrogateescape").partition("\n\n")
+        head, _, text = read_bytes(path, _MAX_ERROR_BYTES).decode("utf-8", "surrogateescape").partition("\n\n")
         fields = dict(line.split(": ", 1) for line in head.splitlines())
         return InstanceError(
             instance=int(fields["instance"]),
