@@ -40,6 +40,7 @@ LAYERS = (
         "tf_ipu_dp.environment",
         "tf_ipu_dp.sdk",
         "tf_ipu_dp.sdk_calls",
+        "tf_ipu_dp.user_code",
         "tf_ipu_dp.planning.architectures",
         "tf_ipu_dp.datasets.info",
     ),
