@@ -24,6 +24,7 @@ _COMMAND_ROOMS = (
     "tf_ipu_dp.launch",
     "tf_ipu_dp.list",
     "tf_ipu_dp.monitor",
+    "tf_ipu_dp.predict",
     "tf_ipu_dp.runs.__main__",
     "tf_ipu_dp.train",
 )
@@ -53,6 +54,7 @@ LAYERS = (
     ("tf_ipu_dp.collectives",),
     ("tf_ipu_dp.run_catalogue",),
     ("tf_ipu_dp.training",),
+    ("tf_ipu_dp.prediction",),
     ("tf_ipu_dp.scaling",),
     _COMMAND_ROOMS,
     ("tf_ipu_dp.__main__",),

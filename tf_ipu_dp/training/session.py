@@ -360,3 +360,18 @@ def _threads() -> int:
 
 def _input_dtype(run: RunPlan) -> str:
     return "float32" if run.recipe.precision == "32.32" else "float16"
+
+
+def make_plain_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
+    """Returns the model of a run as Keras makes it, on no device."""
+    return _make_model(cfg, run)
+
+
+def configure_replicas(sdk: Sdk, replicas: int) -> None:
+    """Attaches one IPU for each of some replicas, for a model that is not planned; UsageError if that is impossible."""
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.auto_select_ipus = replicas
+    try:
+        ipu_config.configure_ipu_system()
+    except tf.errors.OpError as error:
+        raise cli.UsageError(f"--ipus={replicas} cannot be attached: {cli.first_line(error.message)}") from error
