@@ -12,7 +12,7 @@ from typing import Any, Sequence, Tuple
 from absl import flags
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.config.values import TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan
+from tf_ipu_dp.config.values import TIME_UNITS, TRACKERS, Duration, Hosts, LossScaling, TimeSpan
 
 # Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
 LARGEST_NUMBER = 2**31 - 1
@@ -107,6 +107,23 @@ class NamesParser(_BaseParser):
         names = tuple(name.strip() for name in str(argument).split(","))
         if not all(re.fullmatch(r"\w+", name, re.ASCII) for name in names):
             raise ValueError("one of the names is empty or has an impossible character")
+        return names
+
+
+class TrackersParser(_BaseParser):
+    """Names of experiment trackers, separated by commas."""
+
+    kind = "names"
+    syntactic_help = f"{cli.alternatives(TRACKERS)}, or several, separated by commas"
+    placeholder = "a,b"
+
+    def parse(self, argument: Any) -> Tuple[str, ...]:
+        """Returns the names, each once."""
+        if isinstance(argument, tuple):
+            return argument
+        names = tuple(dict.fromkeys(name.strip() for name in str(argument).split(",")))
+        if not all(name in TRACKERS for name in names):
+            raise ValueError("it is not a tracker that is known")
         return names
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Optional, Tuple
 
 SCHEDULES = ("grouped", "interleaved", "sequential")
+TRACKERS = ("wandb", "mlflow")
 TIME_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 

@@ -79,7 +79,7 @@ class TrainingLoop:
         """Trains to the last step, or until a stop reason; TrainingError for a failure."""
         with self.reporting.heartbeat():
             resumed = self._resume()
-            with self.reporting.records() as past_losses:
+            with self.reporting.records(self.session.example_images) as past_losses:
                 self.validation.add_past(past_losses)
                 self._train(resumed)
             if self.stop and self.stop.is_failure:

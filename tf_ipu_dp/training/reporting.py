@@ -18,9 +18,10 @@ from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.runs.stall_watch import StallWatch
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import trackers
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink
-from tf_ipu_dp.training.tensorboard import TensorBoardSink, render_command
+from tf_ipu_dp.training.tensorboard import Examples, TensorBoardSink, render_command
 
 _WRITE_STALL_WITHIN_S = 5.0
 
@@ -67,7 +68,7 @@ class Reporting:
             self._reporter.stop()
 
     @contextlib.contextmanager
-    def records(self) -> Iterator[Dict[int, Optional[float]]]:
+    def records(self, read_examples: Callable[[], Optional[Examples]]) -> Iterator[Dict[int, Optional[float]]]:
         """Opens the sinks, which continue the folder's records. Yields past validation losses, on the leader."""
         if not self._world.is_leader:
             yield {}
@@ -76,9 +77,15 @@ class Reporting:
         validated = [record for record in past if isinstance(record, ValidationRecord)]
         self._lines.lowest_loss = min((each.loss for each in validated if each.loss is not None), default=math.inf)
         board = self._folder.tensorboard
-        with contextlib.closing(TensorBoardSink(board, self._cfg, past)) as tensorboard:
+        with contextlib.ExitStack() as stack:
+            tensorboard = TensorBoardSink(board, self._cfg, past, read_examples())
+            stack.enter_context(contextlib.closing(tensorboard))
             self._console.info(f"Records go to {self._folder.path}; see them with: {render_command(board)}")
             self._sinks += [MetricsFileSink(self._folder, (record.step for record in validated)), tensorboard]
+            if self._cfg.track:
+                console = self._console
+                opened = trackers.open_trackers(self._cfg, self._folder, past, console.warning, console.info)
+                self._sinks += stack.enter_context(opened)
             yield {record.step: record.loss for record in validated}
 
     def write(self, record: MetricsRecord) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, Sequence, Tuple, Type
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +28,7 @@ from tf_ipu_dp.training import models, optimizers, preflight
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
+_EXAMPLES = 8  # images for TensorBoard
 # Makes a call into the SDK, which has a name. Who wants to know what the SDK answers passes another than `_call`.
 CallSdk = Callable[[str, Callable[[], Any]], Any]
 
@@ -77,6 +78,22 @@ class TrainingSession:
             deterministic=self.cfg.deterministic,
             dtype=_input_dtype(self.plan),
         )
+
+    def example_images(self) -> Optional[Tuple[Any, List[str]]]:
+        """Returns some training images as the model sees them, augmented, as 8-bit numbers, with their classes.
+
+        None if the samples are not images that can be shown.
+        """
+        facts = self.plan.dataset
+        if not facts.mean or facts.channels not in (1, 3, 4) or facts.made_on_device:
+            return None
+        images, labels = next(iter(self.make_training(0, self.plan.epochs.device_iterations)))
+        pixels: Any = np.asarray(images[:_EXAMPLES], np.float32)
+        if not self.cfg.eight_bit_io:
+            pixels = 255 * (pixels * np.asarray(facts.deviation) + np.asarray(facts.mean))
+        known = facts.class_names
+        names = [known[label] if label < len(known) else str(label) for label in labels[:_EXAMPLES].numpy().tolist()]
+        return np.clip(np.rint(pixels), 0, 255).astype(np.uint8), names
 
     def evaluate(self, progress: Callable[[], None] = lambda: None) -> records.Scores:
         """Returns the scores over every validation sample, each counted once, on any number of replicas.
