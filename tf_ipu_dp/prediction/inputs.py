@@ -205,9 +205,7 @@ def _load(path: Path, specs: Sequence[InputSpec]) -> Dict[str, Any]:
     rows = {name: len(array) for name, array in fitted.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count:,}" for name, count in rows.items())
-        raise cli.UsageError(
-            f"{path} has arrays of different numbers of rows: {counts}. Each needs one row per sample."
-        )
+        raise cli.UsageError(f"{path} has arrays of different lengths: {counts}. Each needs one row per sample.")
     return fitted
 
 
