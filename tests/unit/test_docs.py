@@ -293,7 +293,11 @@ def find_invented_rooms(text: str) -> List[str]:
 def find_unnamed_commands(text: str) -> List[str]:
     """Returns the commands that are missing in the first column of the table of commands."""
     named = set(re.findall(r"^\| \[`([\w.]+)", text, re.MULTILINE))
-    return [path.stem for path in PACKAGE.glob("[!_]*.py") if "__main__" in read(path) and path.stem not in named]
+    return [
+        path.stem
+        for path in PACKAGE.glob("[!_]*.py")
+        if 'if __name__ == "__main__"' in read(path) and path.stem not in named
+    ]
 
 
 def find_unnamed_variables(text: str) -> List[str]:

@@ -287,7 +287,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "Folder in which the Poplar SDK keeps compiled programs.", "none", per_instance=True),
         Flag("track", None, parsers.TrackersParser(), Effect.RUN,
              f"Trackers that get the run's flags and records, too: {cli.alternatives(TRACKERS)}, or several, separated "
-             "by commas. Offline unless their own variables say otherwise.", "none", kept_for_evaluation=False),
+             "by commas. Offline unless their own variables say otherwise.", "none"),
         Flag("json", False, switch(), Effect.RUN, "Print the result (with --dry_run: the plan) as JSON."),
     ),
     "In place of training": (

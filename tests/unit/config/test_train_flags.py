@@ -62,6 +62,7 @@ FLAGS = [
     "seed",
     "stall_timeout",
     "time_limit",
+    "track",
     "updates_per_epoch",
     "validate",
     "warmup_epochs",
