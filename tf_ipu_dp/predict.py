@@ -145,6 +145,8 @@ def _choose_source(folder: run_folder.RunFolder, given: List[str]) -> _Source:
         reason = str(error)
     if not trained_run.has_export(folder):
         raise cli.UsageError(reason)
+    if trained_run.code_that_is_not_named(folder, given) is None:  # else the export is what is expected
+        _warn(f"the export is taken, because a checkpoint cannot be: {reason}")
     return _Source(str(folder.export))
 
 

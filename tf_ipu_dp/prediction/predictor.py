@@ -139,7 +139,11 @@ def load_export(path: Path) -> Any:
 
 
 def specs_of(model: Any) -> Tuple[InputSpec, ...]:
-    """Returns the inputs of a model."""
+    """Returns the inputs of a model; UsageError for a subclassed one, which does not know them."""
+    if not getattr(model, "inputs", None):
+        raise cli.UsageError(
+            "The model is subclassed and does not know its inputs. Train with --export, and predict from the export."
+        )
     return tuple(
         InputSpec(tensor.name.split(":")[0], tuple(tensor.shape[1:]), tensor.dtype.name) for tensor in model.inputs
     )
