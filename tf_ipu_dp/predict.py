@@ -17,6 +17,7 @@ from absl import flags
 from tf_ipu_dp import cli, missing_packages
 from tf_ipu_dp.config import parsers
 from tf_ipu_dp.distributed import world
+from tf_ipu_dp.planning.errors import PlanError
 from tf_ipu_dp.prediction import inputs, output, trained_run
 from tf_ipu_dp.runs import checkpoints, run_folder
 
@@ -142,6 +143,8 @@ def _choose_source(folder: run_folder.RunFolder, given: List[str]) -> _Source:
             return _Source(str(found.path), planned, found, inputs.image_specs(planned.plan.dataset))
         reason = f"{folder.path} has no good checkpoint. Train it first, or give another run."
     except cli.UsageError as error:
+        if isinstance(error, PlanError) or any(word.startswith(("--model=", "--dataset=")) for word in given):
+            raise  # a mistake in the flags of this command
         reason = str(error)
     if not trained_run.has_export(folder):
         raise cli.UsageError(reason)
