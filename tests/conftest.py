@@ -27,6 +27,8 @@ def _test_environment(tmp_path_factory):
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         # That of the developer's machine would add a prediction to plans.
         patch.setenv("TF_IPU_DP_CALIBRATION", str(tmp_path_factory.mktemp("calibration") / "none.json"))
+        # What is learned of own models is kept there.
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

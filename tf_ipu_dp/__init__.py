@@ -1,27 +1,32 @@
 """Data-parallel TensorFlow 2 / Keras training on Graphcore IPUs, real or emulated."""
 
+import importlib
 import sys
 from typing import Any, List
 
 __version__ = "0.2.0"
 
-# What can be used from Python, with the module that has it. It is imported when it is used: the package stays light.
-_API = {
-    "open_run": "opened_run",
-    "UsageError": "cli",
+# What `import tf_ipu_dp` offers. Each is imported when it is first asked for: importing the package takes no time.
+_PUBLIC = {
+    "Data": ("tf_ipu_dp.task", "Data"),
+    "Task": ("tf_ipu_dp.task", "Task"),
+    "UsageError": ("tf_ipu_dp.cli", "UsageError"),
+    "open_run": ("tf_ipu_dp.opened_run", "open_run"),
+    "plan": ("tf_ipu_dp.python_calls", "plan"),
+    "train": ("tf_ipu_dp.train", ""),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _API:
+    if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)
+    module, attribute = _PUBLIC[name]
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> List[str]:
-    return sorted([*globals(), *_API])
+    return sorted({*globals(), *_PUBLIC})
 
 
 if getattr(sys, "argv", [])[:1] == ["-m"]:  # python -m tf_ipu_dp.COMMAND, which Python is about to import

@@ -136,9 +136,10 @@ def paint(text: str, colour: str, wanted: bool) -> str:
     return f"\033[{COLOURS[colour]}m{text}\033[0m" if wanted else text
 
 
-def resume_command(run_dir: Path, environ: Mapping[str, str]) -> str:
-    """Returns the command that resumes a run, as it can be pasted."""
-    return as_started(f"python -m tf_ipu_dp.train --run_dir={shlex.quote(str(run_dir))}", environ)
+def resume_command(run_dir: Path, environ: Mapping[str, str], own_code: Mapping[str, str]) -> str:
+    """Returns the command that resumes a run, as it can be pasted. Code of users, by the flag, must be named again."""
+    words = [f"--run_dir={run_dir}", *(f"--{name}={reference}" for name, reference in own_code.items())]
+    return as_started(f"python -m tf_ipu_dp.train {' '.join(map(shlex.quote, words))}", environ)
 
 
 def _run_body(body: Callable[[], int]) -> int:

@@ -25,7 +25,7 @@ from absl import flags
 from tf_ipu_dp import cli, environment, missing_packages
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import launchers, restart, verify, world
 from tf_ipu_dp.distributed.job import (
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
             f"--format={typed.config.format} is not supported by launch. Use python -m tf_ipu_dp.train --dry_run."
         )
     launcher = launchers.choose(options.launcher, typed.config.sdk, os.environ, shutil.which)
-    dataset = lookup.find(typed.config.dataset, typed.config.data_dir, typed.config.image_size)
+    dataset = facts.find(typed.config)
     job = plan_job(typed, dataset, _read_allocation(launcher), read_saved_batch(typed.config))
     hosts = job.plan.topology.hosts
     if hosts.count > max(len(hosts.names), 1) and launcher != "srun":
@@ -158,9 +158,11 @@ def _verify(job: Job, dataset: DatasetInfo, starter: JobStarter) -> int:
 def _resume_command(folder: run_folder.RunFolder, launcher_words: Sequence[str], train_words: Sequence[str]) -> str:
     """Returns the command that resumes the run. A run that got so far has saved its flags; the launcher's never are."""
     has_flags = folder.run_flags.is_file()
+    own_code = train_flags.parse(train_words).own_code
     if has_flags and not launcher_words:
-        return cli.resume_command(folder.path, os.environ)
-    run = [f"--run_dir={folder.path}"] if has_flags else train_words
+        return cli.resume_command(folder.path, os.environ, own_code)
+    named = [cli.flag_text(name, reference) for name, reference in own_code.items()]
+    run = [f"--run_dir={folder.path}", *named] if has_flags else train_words
     words = " ".join(map(shlex.quote, [*launcher_words, "--", *run]))
     return cli.as_started(f"python -m tf_ipu_dp.launch {words}", os.environ)
 

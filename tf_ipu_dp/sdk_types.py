@@ -83,6 +83,9 @@ class IpuConfigModule(Protocol):
     def IPUConfig(self) -> IpuConfig:  # noqa: N802
         """Makes a configuration with the SDK's defaults."""
 
+    def reset_ipu_configuration(self) -> None:
+        """Detaches the IPUs."""
+
 
 class UtilsModule(Protocol):
     """`ipu.utils`."""

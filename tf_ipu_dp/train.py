@@ -15,17 +15,19 @@ import signal
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Union
 
-from tf_ipu_dp import cli, missing_packages
+from tf_ipu_dp import cli, missing_packages, python_calls
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.datasets import info, lookup
+from tf_ipu_dp.datasets import facts, info
 from tf_ipu_dp.distributed import job, world
 from tf_ipu_dp.monitoring import process_info
 from tf_ipu_dp.planning import plan, relayout
 from tf_ipu_dp.runs import saved_flags
+from tf_ipu_dp.runs.records import RunResult
 
 _GIVEN_BY_POPRUN = ("ipus", "instances", "hosts", "pipeline_stages")
 _GIVEN_BY_RANKS = ("instances", "hosts")
@@ -63,7 +65,7 @@ def _run(
 ) -> int:
     if ranks:
         cfg = _with_launched_instances(cfg, ranks)
-    dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+    dataset = facts.find(cfg, stages=launched.ipus_per_replica if launched and not cfg.requested_stages else None)
     cfg = _keep_saved_global_batch(cfg, dataset, launched)
     run = plan.plan_run(cfg, dataset, launched)
     if cfg.dry_run:
@@ -137,6 +139,31 @@ def _with_expanded_paths(cfg: train_flags.TrainConfig) -> train_flags.TrainConfi
     paths = ((name, getattr(cfg, name)) for name in ("run_dir", "data_dir", "executable_cache"))
     changes: Dict[str, Any] = {name: str(Path(path).expanduser()) for name, path in paths if path is not None}
     return dataclasses.replace(cfg, **changes)
+
+
+def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunResult:
+    """Trains in this process, which goes on afterwards, and returns the result. For calls from Python."""
+    from tf_ipu_dp import sdk
+    from tf_ipu_dp.training import own_models, preflight  # imports TensorFlow
+    from tf_ipu_dp.training import run as training_run
+
+    began = time.perf_counter()
+    cfg = _with_expanded_paths(cfg)
+    dataset = facts.find(cfg, learn_here=own_models.learn)
+    cfg = _keep_saved_global_batch(cfg, dataset, None)
+    run = plan.plan_run(cfg, dataset)
+    preflight.check(cfg, run)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        modules = sdk.load(cfg.sdk)
+    except sdk.SdkError as error:
+        raise cli.UsageError(str(error)) from error
+    results: List[RunResult] = []
+    try:
+        training_run.train(cfg, run, modules, 0, sys.stdout, sys.stderr, began, callbacks=callbacks, results=results)
+    finally:
+        modules.ipu.config.reset_ipu_configuration()  # so that the IPUs are free for the next call
+    return results[0]
 
 
 def _load_sdk_and_run(
@@ -282,6 +309,24 @@ def start(words: Sequence[str]) -> NoReturn:
         traceback.print_exc()
         code = 1
     _exit(code)
+
+
+class _CallableModule(types.ModuleType):
+    """Makes `tf_ipu_dp.train(...)` train, although `tf_ipu_dp.train` is also the module of the command."""
+
+    def __call__(
+        self, model: Any = None, data: Any = None, *, callbacks: Sequence[Any] = (), **flags: Any
+    ) -> RunResult:
+        """Trains, and returns the result: `tf_ipu_dp.train(model=build, data=load, ipus=8, epochs=5)`.
+
+        Keywords are the flags. `model` is a function (or the value of --model), `data` is a function, arrays, a
+        `tf_ipu_dp.Data` (or the value of --dataset). A mistake is a `tf_ipu_dp.UsageError` with the sentence that the
+        command would print. `callbacks` are Keras callbacks.
+        """
+        return python_calls.train(train_here, model, data, callbacks, flags)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 if __name__ == "__main__":

@@ -296,7 +296,7 @@ def find_unnamed_commands(text: str) -> List[str]:
     return [
         path.stem
         for path in PACKAGE.glob("[!_]*.py")
-        if 'if __name__ == "__main__"' in read(path) and path.stem not in named
+        if '__name__ == "__main__"' in read(path) and path.stem not in named
     ]
 
 
@@ -327,7 +327,7 @@ def in_a_clone(tmp_path, monkeypatch):
         program.write_text("#!/bin/sh\nexit 1\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    for name in ("flags", "docs"):
+    for name in ("flags", "docs", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
 
@@ -465,7 +465,7 @@ class TestPlantedMistakes:
         assert "launch" in find_unnamed_commands("| [`train`](docs/training.md) | trains |\n`launch`")
 
     def test_a_key_that_is_not_explained(self):
-        assert find_unexplained_keys("`samples` and `loss`, `top1`", [records.Scores]) == ["top5"]
+        assert find_unexplained_keys("`samples` and `loss`, `top1`", [records.Scores]) == ["metrics", "top5"]
 
     def test_a_variable_that_is_not_named(self):
         assert "IPU_EMULATOR_DIR" in find_unnamed_variables("IPU_EMULATOR_IPUS")

@@ -15,7 +15,7 @@ from tf_ipu_dp.collectives import buckets, quantities
 from tf_ipu_dp.collectives.buckets import JobSize
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.planning import plan
 
 # Of the flags of train, those that decide the size of a job.
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 def read_job_size(config: TrainConfig, threshold: int) -> JobSize:
     """Plans the job of a config and returns its sizes; UsageError if it cannot be planned."""
-    run = plan.plan_run(config, lookup.find(config.dataset, config.data_dir, config.image_size))
+    run = plan.plan_run(config, facts.find(config))
     return buckets.job_size(run, precision=config.precision, deterministic=config.deterministic, threshold=threshold)
 
 

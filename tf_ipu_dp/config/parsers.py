@@ -11,7 +11,7 @@ from typing import Any, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config.values import TIME_UNITS, TRACKERS, Duration, Hosts, LossScaling, TimeSpan
 
 # Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
@@ -78,19 +78,80 @@ class PathParser(_BaseParser):
         return str(argument)
 
 
-class DatasetNameParser(_BaseParser):
-    """Names of data sets, as tensorflow-datasets writes them: `set`, `set/config`, `set:1.2.3`."""
+class ModelParser(flags.EnumParser):  # type: ignore[misc, unused-ignore]
+    """Names of built-in models, or a reference to a function that makes one: FILE.py:function."""
 
-    kind = "name"
-    syntactic_help = "a name like cifar10, with a configuration like name/config where it has several"
-    placeholder = "NAME"
+    placeholder = "NAME|FILE.py:function"
 
     def parse(self, argument: Any) -> str:
-        """Returns the name."""
+        """Returns the name or the reference."""
+        text = str(argument).strip()
+        if user_code.is_reference(text) or text in self.enum_values:
+            return text
+        if text.endswith(".py") or ":" in text:
+            raise ValueError("it does not name a function of a file or module, like FILE.py:function")
+        raise ValueError("it is none of the models")
+
+
+class DatasetNameParser(_BaseParser):
+    """Names of data sets, as tensorflow-datasets writes them: `set`, `set/config`, `set:1.2.3`; functions; paths."""
+
+    kind = "name"
+    syntactic_help = (
+        "a name like cifar10, with a configuration like name/config where it has several, a function like "
+        "FILE.py:function, or a path"
+    )
+    placeholder = "NAME|FILE.py:function|PATH"
+
+    def parse(self, argument: Any) -> str:
+        """Returns the name, the reference or the path."""
         name = str(argument).strip()
+        if is_path(name) or user_code.is_reference(name):
+            return name
         if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.]+)?", name, re.ASCII):
             raise ValueError("it is not a data set's name")
         return name
+
+
+def is_path(text: str) -> bool:
+    """Whether a data set is certainly given by its path; a relative folder may also look like a name."""
+    if user_code.is_reference(text):
+        return False
+    return text.startswith(("/", "./", "../", "~")) or text.endswith("/") or text.lower().endswith((".npz", ".csv"))
+
+
+class PatternsParser(_BaseParser):
+    """Names of layers, in which * stands for any letters, separated by commas."""
+
+    kind = "patterns"
+    syntactic_help = "names of layers like conv1_conv,conv2_*"
+    placeholder = "a,b*"
+
+    def parse(self, argument: Any) -> Tuple[str, ...]:
+        """Returns the patterns."""
+        if isinstance(argument, tuple):
+            return argument
+        patterns = tuple(name.strip() for name in str(argument).split(","))
+        if not all(patterns):
+            raise ValueError("one of the names is empty")
+        return patterns
+
+
+class BestMetricParser(_BaseParser):
+    """A metric by which the best weights are known; the loss, if the flag is given without one."""
+
+    kind = "metric"
+    syntactic_help = "the name of a metric like accuracy"
+    placeholder = "METRIC"
+
+    def parse(self, argument: Any) -> str:
+        """Returns the name of the metric."""
+        text = str(argument).strip()
+        if text in ("true", "True"):
+            return "loss"
+        if not re.fullmatch(r"[^\W\d][\w/.-]*", text):
+            raise ValueError("it is not the name of a metric")
+        return text
 
 
 class NamesParser(_BaseParser):

@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config import parsers, recipe
 from tf_ipu_dp.config.parsers import Parser, choice, real, switch, whole
 from tf_ipu_dp.config.values import SCHEDULES, TRACKERS, Duration, Hosts, LossScaling, TimeSpan
@@ -53,8 +53,13 @@ class TrainConfig(RecipeFlags):
     hosts: Optional[Hosts]
     model: str
     norm: Optional[str]
+    init_from: Optional[str]
+    freeze: Optional[Tuple[str, ...]]
     recompute: bool
     dataset: str
+    validation_split: float
+    label_column: str
+    skip_bad_samples: bool
     data_dir: Optional[str]
     image_size: Optional[int]
     augment: str
@@ -80,6 +85,7 @@ class TrainConfig(RecipeFlags):
     log_every: Optional[int]
     time_limit: Optional[TimeSpan]
     validate: bool
+    keep_best: Optional[str]
     early_stop: Optional[int]
     weights: str
     export: bool
@@ -100,6 +106,26 @@ class TrainConfig(RecipeFlags):
     def requested_stages(self) -> Optional[int]:
         """Pipeline stages that the flags ask for, by number or by their split points; None if they do not set it."""
         return self.pipeline_stages or (len(self.pipeline_splits) + 1 if self.pipeline_splits else None)
+
+    @property
+    def has_own_model(self) -> bool:
+        """Whether --model names a function of the user."""
+        return user_code.is_reference(self.model)
+
+    @property
+    def own_code(self) -> Dict[str, str]:
+        """The functions of the user that the flags name, by the flag."""
+        named = {"model": self.model, "dataset": self.dataset}
+        return {name: text for name, text in named.items() if user_code.is_reference(text)}
+
+    @property
+    def best_metric(self) -> Optional[str]:
+        """What the best weights are known by; None: they are not kept."""
+        return self.keep_best or ("loss" if self.early_stop else None)
+
+    def norm_for(self, stages: int) -> str:
+        """Returns the normalisation of a model that is cut into some stages."""
+        return self.norm or ("group" if stages > 1 else "batch")
 
     @classmethod
     def from_flags(cls, fv: flags.FlagValues) -> TrainConfig:
@@ -140,9 +166,12 @@ class Flag:
     def define(self, fv: flags.FlagValues) -> None:
         """Defines the flag in absl."""
         text = f"{self.help} Default: {self.open_default}." if self.open_default else self.help
-        if isinstance(self.parser, flags.BooleanParser):
+        if isinstance(self.parser, parsers.BestMetricParser):
+            define: Any = flags.DEFINE
+            define(self.parser, self.name, self.default, text, fv, parsers.Serializer(), boolean=True)
+        elif isinstance(self.parser, flags.BooleanParser):
             flags.DEFINE_bool(self.name, self.default, text, flag_values=fv)
-        elif isinstance(self.parser, flags.EnumParser):
+        elif type(self.parser) is flags.EnumParser:
             flags.DEFINE_enum(self.name, self.default, self.parser.enum_values, text, flag_values=fv)
         else:
             flags.DEFINE(self.parser, self.name, self.default, text, fv, parsers.Serializer())
@@ -177,19 +206,36 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              kept_for_evaluation=False, per_instance=True),
     ),
     "Model": (
-        Flag("model", "cnn", choice(architectures.MODELS), Effect.MODEL, "Model to train."),
+        Flag("model", "cnn", parsers.ModelParser(list(architectures.MODELS)), Effect.MODEL,
+             f"Model to train: {cli.alternatives(architectures.MODELS)}, or a function that makes one, as "
+             "FILE.py:function or package.module:function."),
         Flag("norm", None, choice(architectures.NORMS), Effect.MODEL,
              "Normalisation in the model. In a pipeline the SDK does not keep batch norm's moving statistics.",
              "batch, or group in a pipeline"),
         Flag("precision", "32.32", choice(PRECISIONS), Effect.WEIGHTS,
              "Bits of the computation and of the weights."),
+        Flag("init_from", None, parsers.PathParser(), Effect.RUN,
+             "Where the first weights come from: a run, a checkpoint, an .h5 or .keras file, or a SavedModel. Those of "
+             "layers with the same names and shapes are taken, and what fits not is listed.", "drawn from the seed",
+             per_instance=True, kept_for_evaluation=False),
+        Flag("freeze", None, parsers.PatternsParser(), Effect.WEIGHTS,
+             "Layers whose weights are not trained, by name, like conv1_conv,conv2_*.", "none"),
         Flag("recompute", False, switch(), Effect.RUN,
              "Compute activations again in the backward pass, which saves memory of the IPU."),
     ),
     "Data": (
         Flag("dataset", "fashion_mini", parsers.DatasetNameParser(), Effect.MODEL,
              f"Data set to train on: {cli.alternatives(info.DATASETS)}, or the name of any image classification set "
-             "that tensorflow-datasets has prepared in --data_dir."),
+             "that tensorflow-datasets has prepared in --data_dir; a function that returns arrays or tf.data datasets, "
+             "as FILE.py:function; or a path: a folder with a folder of images for each class, an .npz file with "
+             "x_train and y_train, a .csv file with --label_column, a set that tensorflow-datasets has prepared."),
+        Flag("validation_split", 0.2, real(0.9), Effect.WEIGHTS,
+             "Share of an own data set that is held out for validation, drawn with --seed, where it has no validation "
+             "part."),
+        Flag("label_column", "label", parsers.PathParser(), Effect.MODEL,
+             "Column of a .csv file that is to be learned; the others must be numbers."),
+        Flag("skip_bad_samples", False, switch(), Effect.WEIGHTS,
+             "Leave out images that cannot be decoded, and say how many, in place of refusing the data."),
         Flag("data_dir", None, parsers.PathParser(), Effect.RUN,
              "Folder of tensorflow-datasets.", "its own, ~/tensorflow_datasets", per_instance=True),
         Flag("image_size", None, whole(architectures.MIN_SIZE, 4096), Effect.MODEL,
@@ -263,14 +309,18 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "How long the run may take, like 90s, 30m or 2h, before it saves a checkpoint and ends.", "no limit"),
         Flag("validate", True, switch(), Effect.RUN,
              "Validate after every epoch and at the end of the run."),
+        Flag("keep_best", None, parsers.BestMetricParser(), Effect.RUN,
+             "Keep the weights of the best validation beside the newest: by the loss, or by another metric, like "
+             "accuracy.", "only with --early_stop, by the loss"),
         Flag("early_stop", None, whole(1), Effect.RUN,
              "Validations without a lower loss after which the run stops early. The best weights are kept beside the "
              "newest.", "no early stopping"),
         Flag("weights", "best", choice(("best", "newest")), Effect.RUN,
-             "Weights that --export and --evaluate take: those with the lowest validation loss, which runs with "
-             "--early_stop keep, or the newest. Runs without have the newest only."),
+             "Weights that --export and --evaluate take: those of the best validation, which runs with --early_stop "
+             "or --keep_best keep, or the newest. Runs without have the newest only."),
         Flag("export", False, switch(), Effect.RUN,
-             "Write the trained model for serving: 8-bit images in, class probabilities out."),
+             "Write the trained model for serving: 8-bit images in, class probabilities out; of own tasks their inputs "
+             "in and outputs out."),
         Flag("seed", 42, whole(0), Effect.WEIGHTS,
              "Seed of weights, sample order and augmentation; the same on all instances."),
         Flag("deterministic", False, switch(), Effect.RUN,
@@ -322,6 +372,8 @@ def parse(words: Sequence[str]) -> TrainConfig:
         )
     if config.format != "table" and not config.dry_run:
         sentences.append(f"--format={config.format} draws a plan and does not train. Add --dry_run.")
+    if config.keep_best is not None and not config.validate:
+        sentences.append(f"--keep_best={config.keep_best} needs validations. Leave --novalidate out.")
     if config.early_stop is not None and not config.validate:
         sentences.append(f"--early_stop={config.early_stop} needs validations. Leave --novalidate out.")
     modes = [f"--{name}" for name in _MODES if getattr(config, name)]

@@ -87,6 +87,16 @@ def refuse_missing(name: str, data_dir: Optional[str], reason: str = "") -> NoRe
     )
 
 
+def is_known(name: str, data_dir: Optional[str]) -> bool:
+    """Whether a name is that of a known set, or of one that tensorflow-datasets has prepared."""
+    return _find_known(name) is not None or _locate(name, data_dir) is not None
+
+
+def is_prepared_folder(name: str) -> bool:
+    """Whether a path is the folder of a set, or of a version of one, that tensorflow-datasets has prepared."""
+    return _prepared_folder(name) is not None
+
+
 def can_be_downloaded(name: str) -> bool:
     """Whether tensorflow-datasets can download a known set."""
     known = _find_known(name)
@@ -120,7 +130,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
     fixed = prepared.height is not None and prepared.width is not None
     samples = prepared.train_samples + prepared.validation_samples
     pixels = (prepared.height or 0) * (prepared.width or 0) * prepared.channels
-    mean, deviation = _typical_statistics(prepared.channels)
+    mean, deviation = typical_statistics(prepared.channels)
     size = SIZE_WHERE_IMAGES_DIFFER
     facts = DatasetInfo(
         name,
@@ -142,7 +152,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
     return facts
 
 
-def _typical_statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
+def typical_statistics(channels: int) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
     """Returns mean and deviation of photographs; exact ones would need a pass over the data for little gain."""
     photographs = DATASETS["imagenet2012"]
     if channels == len(photographs.mean):
@@ -159,6 +169,9 @@ def _split_name(name: str) -> Tuple[str, str, str]:
 
 def _locate(name: str, data_dir: Optional[str]) -> Optional[Path]:
     """Returns the folder of the set's newest or named version."""
+    given = _prepared_folder(name)
+    if given:
+        return given
     base, configuration, version = _split_name(name)
     parent = data_folder(data_dir) / base / configuration
     versions = _versions(parent)
@@ -171,6 +184,17 @@ def _locate(name: str, data_dir: Optional[str]) -> Optional[Path]:
         versions = _versions(configurations[0]) if configurations else []
     if version:
         versions = [folder for folder in versions if folder.name == version]
+    return max(versions, key=_version_number) if versions else None
+
+
+def _prepared_folder(name: str) -> Optional[Path]:
+    """Returns the folder of a prepared set that is given by its path, or by that of the folder with its versions."""
+    if "/" not in name:
+        return None
+    path = Path(name).expanduser()
+    if all((path / file).is_file() for file in _FILES):
+        return path
+    versions = _versions(path)
     return max(versions, key=_version_number) if versions else None
 
 

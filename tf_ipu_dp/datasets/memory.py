@@ -1,4 +1,4 @@
-"""Splits that are kept in memory as 8-bit images, and the input pipelines that gather their samples by index."""
+"""Splits that are kept in memory, as 8-bit images or other arrays, and the pipelines that gather samples by index."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import math
 import zlib
-from typing import Any, Callable, Dict, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ipu_dp.datasets.augment import RANDOM_NUMBERS, Normaliser, augment_batch
+from tf_ipu_dp.datasets.augment import RANDOM_NUMBERS, augment_batch
+from tf_ipu_dp.datasets.info import Structure, map_structure
 from tf_ipu_dp.datasets.order import TrainingShard, random_numbers
 from tf_ipu_dp.planning.plan import RunPlan
 
@@ -28,22 +29,13 @@ def _without_autograph(function: _Function) -> _Function:
     return unconverted
 
 
-@dataclasses.dataclass(frozen=True)
-class InMemorySplit:
-    """The samples of a split in memory. Sample i is row i modulo the number of rows."""
-
-    images: Any  # uint8 [rows, height, width, channels]
-    labels: Any  # int32 [rows]
-
-    @classmethod
-    def from_arrays(cls, images: Any, labels: Any) -> InMemorySplit:
-        """Returns a split with copies of the arrays, which can be freed; constants would keep them alive."""
-        return cls(tf.identity(images), tf.identity(labels.astype(np.int32)))
+class IndexedSplit:
+    """A split whose samples are gathered by their numbers, so that their order is exact on any layout."""
 
     def make_training(
-        self, shard: TrainingShard, seed: int, augment: str, normalise: Normaliser, threads: Dict[str, Any]
+        self, shard: TrainingShard, seed: int, augment: str, normalise: Any, threads: Dict[str, Any]
     ) -> Any:
-        """Returns the micro batches (images, labels) of a shard."""
+        """Returns the micro batches (inputs, targets) of a shard."""
         size = shard.run.batch.micro_batch_size
         counts = {shard.micro_batches_in(epoch) for epoch in shard.epochs}
         group = _micro_batches_per_call(functools.reduce(math.gcd, counts), size, normalise.sample_bytes)
@@ -62,15 +54,13 @@ class InMemorySplit:
 
         @_without_autograph
         def prepare(samples: Any, random: Any) -> Tuple[Any, Any]:
-            images, labels = self._gather(samples)
-            images = augment_batch(images, random, augment, normalise.height, normalise.width)
-            return _split_into_micro_batches(normalise(images), labels, group)
+            return _split_into_micro_batches(self._gather_for_training(samples, random, augment, normalise), group)
 
         groups = tf.data.Dataset.range(shard.epochs.start, shard.epochs.stop).flat_map(list_groups)
         return groups.map(prepare, **threads).unbatch()
 
-    def make_validation(self, run: RunPlan, instance: int, normalise: Normaliser, threads: Dict[str, Any]) -> Any:
-        """Returns the micro batches (images, labels) of an instance's part, then padding: black images of label 0."""
+    def make_validation(self, run: RunPlan, instance: int, normalise: Any, threads: Dict[str, Any]) -> Any:
+        """Returns the micro batches (inputs, targets) of an instance's part, then padding: samples of zeros."""
         size, slots = run.batch.micro_batch_size, run.validation.slots_per_instance
         part = run.validation.shard(instance)
         group = _micro_batches_per_call(slots // size, size, normalise.sample_bytes)
@@ -79,13 +69,30 @@ class InMemorySplit:
 
         @_without_autograph
         def prepare(samples: Any) -> Tuple[Any, Any]:
-            images, labels = self._gather(tf.maximum(samples, 0))
-            images = tf.where((samples >= 0)[:, None, None, None], images, tf.zeros_like(images))
-            return _split_into_micro_batches(normalise(images), tf.where(samples >= 0, labels, 0), group)
+            return _split_into_micro_batches(self._gather_for_validation(samples, normalise), group)
 
         return tf.data.Dataset.from_tensor_slices(samples.reshape(-1, group * size)).map(prepare, **threads).unbatch()
 
-    def read_labels(self, part: range) -> Any:
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+        raise NotImplementedError
+
+    def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemorySplit(IndexedSplit):
+    """The images of a split in memory. Sample i is row i modulo the number of rows."""
+
+    images: Any  # uint8 [rows, height, width, channels]
+    labels: Any  # int32 [rows]
+
+    @classmethod
+    def from_arrays(cls, images: Any, labels: Any) -> InMemorySplit:
+        """Returns a split with copies of the arrays, which can be freed; constants would keep them alive."""
+        return cls(tf.identity(images), tf.identity(labels.astype(np.int32)))
+
+    def read_targets(self, part: range) -> Any:
         """Returns the labels of a range of samples."""
         rows = np.arange(part.start, part.stop, dtype=np.int32) % self.labels.shape[0]
         return tf.gather(self.labels, rows).numpy()
@@ -96,9 +103,75 @@ class InMemorySplit:
             total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
         return total
 
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+        images, labels = self._gather(samples)
+        images = augment_batch(images, random, augment, normalise.height, normalise.width)
+        return normalise(images), labels
+
+    def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
+        images, labels = self._gather(tf.maximum(samples, 0))
+        images = tf.where((samples >= 0)[:, None, None, None], images, tf.zeros_like(images))
+        return normalise(images), tf.where(samples >= 0, labels, 0)
+
     def _gather(self, samples: Any) -> Tuple[Any, Any]:
         rows = samples % self.labels.shape[0]
         return tf.gather(self.images, rows), tf.gather(self.labels, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySplit(IndexedSplit):
+    """The samples of a split in memory, of any structure: arrays, or dictionaries and tuples of them."""
+
+    inputs: Any
+    targets: Any
+
+    @classmethod
+    def from_arrays(cls, inputs: Any, targets: Any) -> ArraySplit:
+        """Returns a split with copies of the arrays, all of which have the same number of rows."""
+        inputs, targets = (tf.nest.map_structure(tf.identity, each) for each in (inputs, targets))
+        return cls(inputs, targets)
+
+    def read_targets(self, part: range) -> Any:
+        """Returns the targets of a range of samples, in their structure."""
+        return tf.nest.map_structure(lambda tensor: tensor[part.start : part.stop].numpy(), self.targets)
+
+    def checksum(self, total: int) -> int:
+        """Returns a checksum of the samples, continued from another."""
+        for tensor in tf.nest.flatten((self.inputs, self.targets)):
+            total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
+        return total
+
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+        del random, augment
+        inputs, targets = self._gather(samples)
+        return normalise(inputs), targets
+
+    def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
+        def clear(tensor: Any) -> Any:
+            is_sample = tf.reshape(samples >= 0, [-1, *[1] * (len(tensor.shape) - 1)])
+            return tf.where(is_sample, tensor, tf.zeros_like(tensor))
+
+        inputs, targets = tf.nest.map_structure(clear, self._gather(tf.maximum(samples, 0)))
+        return normalise(inputs), targets
+
+    def _gather(self, samples: Any) -> Tuple[Any, Any]:
+        inputs, targets = tf.nest.map_structure(lambda tensor: tf.gather(tensor, samples), (self.inputs, self.targets))
+        return inputs, targets
+
+
+class FloatCaster:
+    """Casts the floating-point inputs of samples of any structure to the precision of the run."""
+
+    def __init__(self, inputs: Structure, dtype: str) -> None:
+        self._dtype = tf.as_dtype(dtype)
+        sizes: List[int] = []
+        map_structure(lambda tensor: sizes.append(math.prod(tensor.shape) * tf.as_dtype(tensor.dtype).size), inputs)
+        self.sample_bytes = max(sum(sizes), 1)
+
+    def __call__(self, inputs: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda tensor: tf.cast(tensor, self._dtype) if tensor.dtype.is_floating else tensor, inputs
+        )
 
 
 def _micro_batches_per_call(count: int, size: int, sample_bytes: int) -> int:
@@ -107,6 +180,8 @@ def _micro_batches_per_call(count: int, size: int, sample_bytes: int) -> int:
     return max(n for n in range(1, max(samples // size, 1) + 1) if count % n == 0)
 
 
-def _split_into_micro_batches(images: Any, labels: Any, group: int) -> Tuple[Any, Any]:
-    size = labels.shape[0] // group
-    return tf.reshape(images, [group, size, *images.shape[1:]]), tf.reshape(labels, [group, size])
+def _split_into_micro_batches(batch: Tuple[Any, Any], group: int) -> Tuple[Any, Any]:
+    inputs, targets = tf.nest.map_structure(
+        lambda tensor: tf.reshape(tensor, [group, tensor.shape[0] // group, *tensor.shape[1:]]), batch
+    )
+    return inputs, targets

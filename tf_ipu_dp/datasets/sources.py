@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.datasets import built_in, download, lookup, tfrecords
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.datasets import built_in, download, lookup, own_data, tfrecords
 from tf_ipu_dp.datasets.augment import Normaliser
 from tf_ipu_dp.datasets.info import SHIPPED, SYNTHETIC, DatasetInfo
-from tf_ipu_dp.datasets.memory import InMemorySplit
+from tf_ipu_dp.datasets.memory import ArraySplit, FloatCaster, IndexedSplit, InMemorySplit
 from tf_ipu_dp.datasets.order import TrainingShard
+from tf_ipu_dp.datasets.streams import StreamSplit
 from tf_ipu_dp.datasets.tfrecords import TFRecordSplit
 from tf_ipu_dp.planning.plan import RunPlan
 
@@ -28,8 +30,8 @@ class Source:
     """An opened data set."""
 
     facts: DatasetInfo
-    train: Union[InMemorySplit, TFRecordSplit]
-    validation: Union[InMemorySplit, TFRecordSplit]
+    train: Union[InMemorySplit, ArraySplit, StreamSplit, TFRecordSplit]
+    validation: Union[InMemorySplit, ArraySplit, StreamSplit, TFRecordSplit]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,12 @@ class InputSpeed:
     elapsed_s: float
     samples_per_s: float
     bytes_per_s: float
+
+
+def open_own(facts: DatasetInfo, cfg: TrainConfig) -> Source:
+    """Opens the data set of a function or path of the user, which may have other facts than those known before."""
+    found = own_data.load(cfg)
+    return Source(dataclasses.replace(found.facts, own_model=facts.own_model), found.train, found.validation)
 
 
 def open_source(facts: DatasetInfo, *, data_dir: Optional[str], seed: int) -> Source:
@@ -80,15 +88,15 @@ def make_training(  # noqa: PLR0913
     deterministic: bool,
     dtype: str,
 ) -> Any:
-    """Returns the micro batches (images, labels) of one instance for the updates from the first to the last, exclusive.
+    """Returns the micro batches (inputs, targets) of one instance for some updates, the last one exclusive.
 
     Updates are counted from the start of the run. `deterministic` matters to streamed sets only; those in memory are
     always in order.
     """
     augment = source.facts.augment if augment == "auto" else augment
     shard = TrainingShard(run, instance, first_update, last_update)
-    normalise = Normaliser(source.facts, eight_bit_io, dtype)
-    threads = _threads(prefetch, deterministic or isinstance(source.train, InMemorySplit))
+    normalise = _make_normaliser(source.facts, eight_bit_io, dtype)
+    threads = _threads(prefetch, deterministic or isinstance(source.train, IndexedSplit))
     dataset = source.train.make_training(shard, seed, augment, normalise, threads)
     return _finish_pipeline(dataset, shard.micro_batches, prefetch)
 
@@ -96,22 +104,22 @@ def make_training(  # noqa: PLR0913
 def make_validation(
     source: Source, run: RunPlan, *, instance: int, eight_bit_io: bool, prefetch: bool, dtype: str
 ) -> Any:
-    """Returns the micro batches (images, labels) of an instance's part of the validation, in the order of the samples.
+    """Returns the micro batches (inputs, targets) of an instance's part of the validation, in order.
 
-    The slots after the last sample are padding, black images with label 0, which the caller must ignore.
+    The slots after the last sample are padding, samples of zeros, which the caller must ignore.
     """
-    normalise = Normaliser(source.facts, eight_bit_io, dtype)
+    normalise = _make_normaliser(source.facts, eight_bit_io, dtype)
     dataset = source.validation.make_validation(run, instance, normalise, _threads(prefetch))
     micro_batches = run.validation.slots_per_instance // run.batch.micro_batch_size
     return _finish_pipeline(dataset, micro_batches, prefetch)
 
 
-def labels_of_validation(source: Source, run: RunPlan, instance: int) -> Any:
-    """Returns the labels of an instance's part of the validation as int32, without padding.
+def targets_of_validation(source: Source, run: RunPlan, instance: int) -> Any:
+    """Returns the targets of an instance's part of the validation, without padding: labels are int32.
 
     They belong to the first predictions made for `make_validation`.
     """
-    return source.validation.read_labels(run.validation.shard(instance))
+    return source.validation.read_targets(run.validation.shard(instance))
 
 
 def fingerprint(source: Source) -> str:
@@ -134,6 +142,10 @@ def measure(dataset: Any, ipu: Any, *, elements: int, samples_per_element: int) 
     numbers = json.loads(np.ravel(result.numpy())[0])["epochs"][-1]
     samples, elapsed_s = elements * samples_per_element, float(numbers["time_elapsed"])
     return InputSpeed(samples, elapsed_s, samples / elapsed_s, float(numbers["total_bytes_processed"]) / elapsed_s)
+
+
+def _make_normaliser(facts: DatasetInfo, eight_bit_io: bool, dtype: str) -> Union[Normaliser, FloatCaster]:
+    return Normaliser(facts, eight_bit_io, dtype) if facts.inputs is None else FloatCaster(facts.inputs, dtype)
 
 
 def _threads(prefetch: bool, deterministic: bool = True) -> Dict[str, Any]:

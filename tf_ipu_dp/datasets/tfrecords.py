@@ -41,7 +41,7 @@ class TFRecordSplit:
     _labels: Dict[range, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # already read
 
     def make_training(
-        self, shard: TrainingShard, seed: int, augment: str, normalise: Normaliser, threads: Dict[str, Any]
+        self, shard: TrainingShard, seed: int, augment: str, normalise: Any, threads: Dict[str, Any]
     ) -> Any:
         """Returns the micro batches (images, labels) of a shard."""
         run, instances = shard.run, shard.run.topology.instances
@@ -82,7 +82,7 @@ class TFRecordSplit:
         dataset = dataset.map(decode, **threads).batch(run.batch.micro_batch_size, drop_remainder=True)
         return dataset.map(prepare, **threads)
 
-    def make_validation(self, run: RunPlan, instance: int, normalise: Normaliser, threads: Dict[str, Any]) -> Any:
+    def make_validation(self, run: RunPlan, instance: int, normalise: Any, threads: Dict[str, Any]) -> Any:
         """Returns the micro batches (images, labels) of an instance's part, then padding: black images of label 0."""
         part = run.validation.shard(instance)
         decoded = self._read_in_order(part).map(lambda _, record: self._decode(record, normalise, None), **threads)
@@ -91,7 +91,7 @@ class TFRecordSplit:
         batched = decoded.concatenate(padding).batch(run.batch.micro_batch_size, drop_remainder=True)
         return batched.map(lambda images, labels: (normalise(images), labels), **threads)
 
-    def read_labels(self, part: range) -> Any:
+    def read_targets(self, part: range) -> Any:
         """Returns the labels of a range of samples; its files are read once, without decoding the images."""
         if part not in self._labels:
             dataset = self._read_in_order(part).map(lambda _, record: self._parse(record)[1]).batch(1024)

@@ -15,7 +15,7 @@ from typing import List, Optional, Sequence, Tuple
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts as dataset_facts
 from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning import errors, plan
 from tf_ipu_dp.runs import heartbeat, run_folder
@@ -100,7 +100,7 @@ def larger_executions(cfg: TrainConfig) -> Tuple[int, ...]:
     """Returns the larger device iterations that the planner accepts with all other flags unchanged."""
     found = []
     with contextlib.suppress(cli.UsageError, OSError):
-        dataset = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
+        dataset = dataset_facts.find(cfg, may_load=False)
         epochs = plan.plan_run(cfg, dataset).epochs
         for number in range(epochs.device_iterations + 1, min(epochs.updates_per_epoch, _MAX_ITERATIONS) + 1):
             if epochs.updates_per_epoch % number == 0:

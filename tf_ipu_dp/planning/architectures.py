@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
 import itertools
 import math
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.planning.layers import Layer, LayerBuilder
 
@@ -46,8 +47,26 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnModel:
+    """What is known of a model that a function of the user makes."""
+
+    kind: str  # Sequential, Functional or subclassed
+    inputs: str  # shapes and types, for people
+    outputs: str
+    gradients: Tuple[Tuple[str, int], ...]  # name and elements of each trainable variable
+    layers: Tuple[Tuple[str, str], ...]  # name and description of each layer, to compare it with a checkpoint's
+    has_norm: bool  # whether it has batch norm, whose moving statistics a pipeline does not keep
+    has_own_loss: bool  # whether it comes with a loss, and is not plain classification
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the model is: its layers, their settings and the shapes of their weights."""
+        return hashlib.sha256(repr((self.kind, self.layers)).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A model for one kind of image."""
+    """A model for one kind of image, or one of the user's own for its kind of data."""
 
     name: str
     height: int
@@ -56,6 +75,7 @@ class Architecture:
     classes: int
     norm: str
     blocks: Tuple[Block, ...]
+    own: Optional[OwnModel] = None
 
     @property
     def parameters(self) -> int:
@@ -64,6 +84,25 @@ class Architecture:
     @property
     def macs(self) -> int:
         return sum(block.macs for block in self.blocks)
+
+    def describe_shape(self) -> str:
+        """Returns what goes in and what comes out, for people."""
+        if self.own:
+            return f"{self.own.inputs} to {self.own.outputs}"
+        return f"{self.height} x {self.width} x {self.channels} to {self.classes} classes"
+
+    def to_json(self) -> Dict[str, Any]:
+        """Returns a model as JSON, to be kept."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Architecture:
+        """Returns the model in JSON; KeyError, TypeError or ValueError if it is damaged."""
+        blocks = tuple(Block(**{**block, "layers": tuple(block["layers"])}) for block in value["blocks"])
+        own = dict(value["own"])
+        own["gradients"] = tuple((str(name), int(elements)) for name, elements in own["gradients"])
+        own["layers"] = tuple((str(name), str(text)) for name, text in own["layers"])
+        return cls(**{**value, "blocks": blocks, "own": OwnModel(**own)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +268,8 @@ def layers(architecture: Architecture) -> Tuple[Layer, ...]:
 
 def has_norm(architecture: Architecture) -> bool:
     """Whether a model normalises anywhere, so that --norm matters to it."""
+    if architecture.own:
+        return architecture.own.has_norm
     return any(layer.kind == "norm" for layer in layers(architecture))
 
 

@@ -22,6 +22,8 @@ class Gradient:
 
 def gradients(architecture: Architecture) -> Tuple[Gradient, ...]:
     """Returns the gradients of a model, in the order of its layers. Moving statistics have none."""
+    if architecture.own:
+        return tuple(Gradient(name, elements) for name, elements in architecture.own.gradients)
     found = []
     for layer in architectures.layers(architecture):
         parts: Dict[str, int] = {}

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Optional, Tuple
 
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.datasets.info import OWN, DatasetInfo
 from tf_ipu_dp.planning import errors, rules
 from tf_ipu_dp.planning.architectures import ModelPlan
 from tf_ipu_dp.planning.errors import PlanError, Problem
@@ -74,7 +74,7 @@ def plan_run(config: TrainConfig, dataset: DatasetInfo, launched: Optional[Launc
         checkpoint_every=config.checkpoint_every or epochs.updates_per_epoch,
         log_every=config.log_every or max(epochs.updates_per_epoch // 10, 1),
         augment=dataset.augment if config.augment == "auto" else config.augment,
-        notes=_make_notes(config, model, epochs),
+        notes=(*_notes_of_data(config, dataset), *_make_notes(config, model, epochs)),
     )
 
 
@@ -97,10 +97,27 @@ def _try_fixes(
     return Problem(broken.name, broken.sentence, tuple(clean or solving))
 
 
+def _notes_of_data(config: TrainConfig, dataset: DatasetInfo) -> Tuple[str, ...]:
+    if dataset.origin != OWN or not dataset.streamed:
+        return ()
+    return (
+        f"--dataset={config.dataset} streams its samples: their order depends on the number of instances, a resumed "
+        "run reads past the samples that it has seen, and both are exact only if the stream repeats itself.",
+    )
+
+
 def _make_notes(config: TrainConfig, model: ModelPlan, epochs: Epochs) -> Tuple[str, ...]:
     """Returns a sentence for each combination of flags that works but not as one would expect."""
     notes = []
-    if len(model.stages) > 1 and config.norm == "batch":
+    own = model.architecture.own
+    if own and len(model.stages) > 1 and own.has_norm:
+        notes.append(
+            f"{config.model} has batch norm: in a pipeline the SDK does not keep its moving statistics, which makes "
+            "validation worse. Use another normalisation where the function's argument norm is 'group'."
+        )
+    if own and own.has_own_loss and config.label_smoothing:
+        notes.append(f"--label_smoothing={config.label_smoothing:g} has no effect: {config.model} has its own loss.")
+    if not own and len(model.stages) > 1 and config.norm == "batch":
         notes.append(
             "--norm=batch: in a pipeline the SDK does not keep batch norm's moving statistics, which makes validation "
             "worse. Use --norm=group."

@@ -26,12 +26,12 @@ def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bo
 def render_summary(plan: RunPlan) -> str:
     """Returns the plan in five lines at most, for the beginning of a run."""
     architecture, epochs, stages = plan.model.architecture, plan.epochs, plan.topology.pipeline_stages
-    norm = f", {architecture.norm} norm" if architectures.has_norm(architecture) else ""
+    norm = f", {architecture.norm} norm" if architectures.has_norm(architecture) and not architecture.own else ""
     pipeline = f", {plan.topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
     samples = f"{plan.dataset.train_samples:,} training and {plan.validation.samples:,} validation samples"
     lines = [
         f"Model: {architecture.name}, {architecture.parameters:,} parameters{norm}{pipeline}",
-        f"Data: {plan.dataset.name}, {samples}",
+        f"Data: {plan.dataset.name}{plan.dataset.taken_for and f' ({plan.dataset.taken_for})'}, {samples}",
         f"{cli.count(epochs.updates, 'update')}, {epochs.updates_per_epoch:,} per epoch, "
         f"{cli.count(epochs.device_iterations, 'update')} per execution; "
         f"learning rate {plan.recipe.learning_rate:g}, {_describe_recipe(plan.recipe)}",
@@ -104,13 +104,12 @@ def _make_rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     parts += [f"{cli.count(epochs.last_epoch_updates, 'update')} of an epoch"] if epochs.last_epoch_updates else []
     slots = f"{cli.count(keras.validation_steps, 'micro batch', 'micro batches')} per instance"
     architecture = plan.model.architecture
-    image = f"{architecture.height} x {architecture.width} x {architecture.channels}"
-    norm = f"{architecture.norm} norm, " if architectures.has_norm(architecture) else ""
+    norm = f"{architecture.norm} norm, " if architectures.has_norm(architecture) and not architecture.own else ""
     rows: List[Tuple[str, Union[int, float], str]] = [
         (
             "Parameters",
             architecture.parameters,
-            f"{architecture.name}, {norm}{image} to {architecture.classes} classes",
+            f"{architecture.name}, {norm}{architecture.describe_shape()}",
         ),
         ("Training samples", plan.dataset.train_samples, plan.dataset.name),
         ("IPUs", topology.ipus, f"{topology.ipus_per_replica:,} per replica{pipeline}{idle}"),

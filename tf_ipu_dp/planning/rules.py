@@ -199,7 +199,55 @@ def _examine_requested(found: Examination, config: TrainConfig) -> Optional[Topo
 def _examine_model(
     found: Examination, config: TrainConfig, dataset: DatasetInfo, stages: int, launched: Optional[LaunchedTopology]
 ) -> Optional[ModelPlan]:
+    architecture = (
+        _examine_own(found, config, dataset, stages)
+        if config.has_own_model
+        else _examine_built_in(found, config, dataset, stages)
+    )
+    return _examine_stages(found, config, architecture, stages, launched) if architecture else None
+
+
+def _examine_own(found: Examination, config: TrainConfig, dataset: DatasetInfo, stages: int) -> Optional[Architecture]:
+    """Examines a model of the user, as it was built for the data."""
+    architecture = dataset.own_model
+    assert architecture and architecture.own  # who finds the facts of the data learns the model too
+    if config.eight_bit_io:
+        found.refuse(
+            "own_eight_bit_io",
+            f"--eight_bit_io normalises images in the first layer of a built-in model; {config.model} gets them "
+            "normalised.",
+            lambda: errors.fixes_for("eight_bit_io", [False]),
+        )
+    if dataset.inputs is not None and config.augment not in ("auto", "none"):
+        found.refuse(
+            "own_augment",
+            f"--augment={config.augment} changes images, but {dataset.name} has {dataset.inputs}.",
+            lambda: errors.fixes_for("augment", ["auto", "none"]),
+        )
+    if stages > 1 and architecture.own.kind == "subclassed":
+        found.refuse(
+            "own_stages",
+            f"{config.model} returns a subclassed model, whose layers are not known before it runs: it cannot be cut "
+            f"into {stages} pipeline stages. Return a Sequential or Functional model, tf.keras.Model(inputs, outputs).",
+            lambda: errors.fixes_for("pipeline_stages", [1]),
+        )
+        return None
+    return architecture
+
+
+def _examine_built_in(
+    found: Examination, config: TrainConfig, dataset: DatasetInfo, stages: int
+) -> Optional[Architecture]:
     least = architectures.MIN_SIZE
+    if dataset.inputs is not None or not dataset.is_classification:
+        found.refuse(
+            "data_for_model",
+            f"--model={config.model} takes images with class numbers, but {dataset.name} has "
+            f"{dataset.inputs or 'images'} with {dataset.targets or 'class numbers'}. Give a model for it with "
+            "--model=FILE.py:function.",
+            list,
+        )
+        return None
     if min(dataset.height, dataset.width) < least:
         found.refuse(
             "image_size",
@@ -208,14 +256,23 @@ def _examine_model(
             list,  # the data set is already described, so another --image_size cannot be tried here
         )
         return None
-    architecture = _describe(
+    return _describe(
         config.model,
         height=dataset.height,
         width=dataset.width,
         channels=dataset.channels,
         classes=dataset.classes,
-        norm=config.norm or ("group" if stages > 1 else "batch"),
+        norm=config.norm_for(stages),
     )
+
+
+def _examine_stages(
+    found: Examination,
+    config: TrainConfig,
+    architecture: Architecture,
+    stages: int,
+    launched: Optional[LaunchedTopology],
+) -> Optional[ModelPlan]:
     blocks = len(architecture.blocks)
     if stages > blocks:
         origin = (
@@ -226,7 +283,7 @@ def _examine_model(
             f"{config.model} has {blocks} blocks and cannot be cut into {stages} pipeline stages{origin}.",
             lambda: [
                 *errors.fixes_for("pipeline_stages", [blocks]),
-                *errors.fixes_for("model", _smallest_model_with(stages, architecture)),
+                *errors.fixes_for("model", [] if architecture.own else _smallest_model_with(stages, architecture)),
             ],
         )
         return None

@@ -16,12 +16,11 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import augment
 from tf_ipu_dp.datasets.info import DatasetInfo
-from tf_ipu_dp.planning import architectures
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.prediction.inputs import PROBABILITIES, InputSpec, image_specs, most_samples
 from tf_ipu_dp.runs import checkpoints
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks, models, session
+from tf_ipu_dp.training import checks, models, own_models, session
 
 # Micro batches of a replica in one execution of an export.
 _MAX_STEPS = 64
@@ -109,18 +108,19 @@ def from_checkpoint(cfg: TrainConfig, run: RunPlan, sdk: Sdk, found: checkpoints
 def plain_model(cfg: TrainConfig, run: RunPlan, found: checkpoints.Checkpoint) -> Any:
     """Returns the model of a checkpoint as plain Keras, without a device.
 
-    A built-in model takes 8-bit images and returns probabilities, as its export does; an own one is as it was made.
+    It takes and returns what its export does: of images, 8-bit numbers in and probabilities out.
     """
-    model = session.make_plain_model(cfg, run)
+    own = session.make_own(cfg, run) if cfg.has_own_model else None
+    model: Any = own.model if own else session.make_plain_model(cfg, run)
     variables = tuple((v.name, tuple(v.shape), v.dtype.name) for v in model.weights)
     checks.require_same_model(found, cfg, run, variables)
     status = tf.train.Checkpoint(model=model).read(str(found.prefix))
     status.assert_existing_objects_matched()
     status.expect_partial()
-    if cfg.model not in architectures.MODELS:
-        return model
+    if own:
+        return own_models.make_export_model(own, cfg.model, run)
     facts = run.dataset
-    return models.make_export_model(cast(Any, model), run.model.architecture, facts.mean, facts.deviation)
+    return models.make_export_model(model, run.model.architecture, facts.mean, facts.deviation)
 
 
 def load_export(path: Path) -> Any:

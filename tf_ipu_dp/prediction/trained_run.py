@@ -10,7 +10,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs import run_folder, saved_flags
 from tf_ipu_dp.runs.json_files import read_bytes
@@ -36,9 +36,9 @@ def plan_prediction(folder: RunFolder, words: Sequence[str], samples: int) -> Bu
     """
     _require_named_code(folder, words)
     config = saved_flags.complete([f"--run_dir={folder.path}", "--evaluate", *words]).config
-    facts = lookup.find(config.dataset, config.data_dir, config.image_size)
+    found = facts.find(config)  # it loads code only if the caller names it
     # The inputs take the place of the validation: every sample once, in order, on any number of replicas.
-    return Buildable(config, plan.plan_run(config, dataclasses.replace(facts, validation_samples=samples)))
+    return Buildable(config, plan.plan_run(config, dataclasses.replace(found, validation_samples=samples)))
 
 
 def read_class_names(folder: RunFolder) -> Tuple[str, ...]:

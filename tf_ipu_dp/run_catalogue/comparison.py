@@ -81,8 +81,14 @@ def compare(paths: Sequence[Path], axis: str) -> Comparison:
             if points:
                 x, y = zip(*points)
                 curves.setdefault(metric, []).append(Curve(number, x, y))
-    ordered = {metric: tuple(curves[metric]) for metric in METRICS if metric in curves}
+    others = sorted({*curves} - {*METRICS})  # of own tasks
+    ordered = {metric: tuple(curves[metric]) for metric in (*METRICS, *others) if metric in curves}
     return Comparison(runs, axis, tuple(find_differences([read_flags(path) for path in paths])), ordered)
+
+
+def title(metric: str) -> str:
+    """Returns what a curve is called; the metrics of own tasks have their own names."""
+    return METRICS.get(metric, metric)
 
 
 def find_differences(flags: Sequence[Mapping[str, str]]) -> List[FlagDifference]:
@@ -131,8 +137,10 @@ def _read_curves(path: Path, axis: str) -> Dict[str, List[Tuple[float, float]]]:
 def _values(record: MetricsRecord) -> Dict[str, Optional[float]]:
     accuracy = None if record.accuracy is None else 100 * record.accuracy
     if isinstance(record, ValidationRecord):
-        return {"validation_accuracy": accuracy, "validation_loss": record.loss}
+        own = {f"validation_{name}": value for name, value in record.metrics.items()}
+        return {**own, "validation_accuracy": accuracy, "validation_loss": record.loss}
     return {
+        **record.metrics,
         "loss": record.loss,
         "accuracy": accuracy,
         "samples_per_s": record.samples_per_s,

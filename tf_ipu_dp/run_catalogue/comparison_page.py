@@ -11,7 +11,8 @@ from tf_ipu_dp.monitoring import drawings, panels
 from tf_ipu_dp.monitoring.panels import Panel, Titles, escape
 from tf_ipu_dp.monitoring.text_layout import number, printable
 from tf_ipu_dp.run_catalogue import comparison_text
-from tf_ipu_dp.run_catalogue.comparison import METRICS, Comparison
+from tf_ipu_dp.run_catalogue.comparison import Comparison
+from tf_ipu_dp.run_catalogue.comparison import title as comparison_title
 
 _LEGEND_LINE = 0.18  # inches
 _STYLE = ".numbers td:first-child,.numbers th:first-child{text-align:left}"
@@ -56,7 +57,7 @@ def make_panels(comparison: Comparison) -> List[Panel]:
     lines = len(comparison.runs)
     return [
         Panel(
-            metric.replace("_", "-"), f"{METRICS[metric]} over {comparison.axis}", 2.3 + _LEGEND_LINE * lines,
+            metric.replace("_", "-"), f"{comparison_title(metric)} over {comparison.axis}", 2.3 + _LEGEND_LINE * lines,
             functools.partial(_draw, comparison, metric),
         )
         for metric in comparison.curves

@@ -8,7 +8,8 @@ from typing import List, Sequence
 from tf_ipu_dp.monitoring import text_layout
 from tf_ipu_dp.monitoring.text_layout import BOLD, PLAIN, Column, DisplayOptions, Line, TextColumn, printable
 from tf_ipu_dp.run_catalogue import table
-from tf_ipu_dp.run_catalogue.comparison import METRICS, Comparison, Curve
+from tf_ipu_dp.run_catalogue.comparison import Comparison, Curve
+from tf_ipu_dp.run_catalogue.comparison import title as comparison_title
 from tf_ipu_dp.runs.json_files import plain
 
 SCHEMA = 1
@@ -95,7 +96,7 @@ def _plot(comparison: Comparison, metric: str, options: DisplayOptions) -> List[
         x, y = _line(curve, width // _MARK_EVERY if marked else 4 * width)
         groups.append(terminal_plots.Points(x, y, style, own if marked else ""))
         legend.append([(f"  {own if marked else '━━'} ", style), (printable(comparison.names[curve.run]), PLAIN)])
-    heading: Line = [(f"{METRICS[metric]} over {comparison.axis}", BOLD)]
+    heading: Line = [(f"{comparison_title(metric)} over {comparison.axis}", BOLD)]
     return [heading, *terminal_plots.plot(groups, across, up, _PLOT_HEIGHT, fitting), *legend]
 
 

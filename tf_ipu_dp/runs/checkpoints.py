@@ -16,7 +16,7 @@ import shutil
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.runs import run_folder
 from tf_ipu_dp.runs.manifest import Manifest, StateFile, Variable
@@ -202,6 +202,21 @@ def differences(
     ]
     if len(differing) > len(named):
         parts.append(f"{len(differing) - len(named)} more variables differ")
+    return parts
+
+
+def layer_differences(before: Sequence[Tuple[str, str]], after: Sequence[Tuple[str, str]]) -> List[str]:
+    """Returns which layers of an own model differ from a checkpoint's, in parts of a sentence."""
+    was, now = dict(before), dict(after)
+    if not was:
+        return []
+    parts = [f"the layer {name} is missing" for name in was if name not in now]
+    parts += [f"the layer {name} is new" for name in now if name not in was]
+    parts += [f"the layer {name} was {was[name]} and is {text}" for name, text in now.items()
+              if name in was and was[name] != text]  # fmt: skip
+    if len(parts) > _MAX_VARIABLES_NAMED:
+        rest = len(parts) - _MAX_VARIABLES_NAMED
+        parts = [*parts[:_MAX_VARIABLES_NAMED], f"{rest} more layers differ"]
     return parts
 
 

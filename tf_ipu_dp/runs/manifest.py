@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, Tuple
+from typing import ClassVar, Dict, Tuple
 
 from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import Record
@@ -23,6 +23,8 @@ class StateFile(Record):
 class Manifest(Record):
     """A checkpoint's manifest."""
 
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("layers", "code")
+
     step: int
     epoch: int
     samples_into_epoch: int
@@ -32,4 +34,6 @@ class Manifest(Record):
     random_state: Dict[str, int]
     versions: Dict[str, str]
     time: str
+    layers: Tuple[Tuple[str, str], ...] = ()  # of an own model: name and description
+    code: Dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of the user's files, by the flag
     files: Dict[str, StateFile] = dataclasses.field(default_factory=dict)  # filled in by the store

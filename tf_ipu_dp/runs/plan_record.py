@@ -16,9 +16,14 @@ from tf_ipu_dp.runs.records import Record
 class DatasetPart(Record):
     """The data set."""
 
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("inputs", "targets", "class_names")
+
     name: str
     train_samples: int
     validation_samples: int
+    inputs: str = ""  # shapes and types of an own set's arrays; empty: images
+    targets: str = ""  # empty: class numbers
+    class_names: Tuple[str, ...] = ()  # in the order of the labels; empty: not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,8 @@ class StagePart(Record):
 class ModelPart(Record):
     """The model and its pipeline stages."""
 
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("fingerprint",)
+
     name: str
     norm: str
     parameters: int
@@ -61,6 +68,7 @@ class ModelPart(Record):
     image: Tuple[int, int, int]  # height, width, channels
     classes: int
     stages: Tuple[StagePart, ...]
+    fingerprint: str = ""  # of an own model: a hash of its layers, their settings and the shapes of their weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +166,14 @@ class PlanRecord(Record):
         stages = topology.pipeline_stages
         return cls(
             version=__version__,
-            dataset=DatasetPart(plan.dataset.name, plan.dataset.train_samples, plan.dataset.validation_samples),
+            dataset=DatasetPart(
+                plan.dataset.name,
+                plan.dataset.train_samples,
+                plan.dataset.validation_samples,
+                inputs=str(plan.dataset.inputs or ""),
+                targets=str(plan.dataset.targets or ""),
+                class_names=plan.dataset.class_names,
+            ),
             topology=TopologyPart(
                 ipus=topology.ipus,
                 pipeline_stages=stages,
@@ -190,6 +205,7 @@ class PlanRecord(Record):
                     )
                     for stage, blocks in enumerate(plan.model.stages)
                 ),
+                fingerprint=architecture.own.fingerprint if architecture.own else "",
             ),
             recipe=plan.recipe,
             notes=tuple(plan.notes),

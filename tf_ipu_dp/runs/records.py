@@ -27,6 +27,7 @@ class Record:
 
     SCHEMA: ClassVar[int] = 1
     JSON_KEYS: ClassVar[Mapping[str, str]] = {}
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ()  # fields that only runs with own models or data have
 
     def to_json(self) -> Dict[str, Any]:
         """Returns the record as a JSON object with its schema number; nested records have none."""
@@ -49,7 +50,10 @@ class Record:
         return value
 
     def _fields_to_json(self) -> Dict[str, Any]:
-        return {self._key(field.name): _to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {
+            self._key(name): _to_json(value) for name, value in values if value or name not in self.LEFT_OUT_IF_EMPTY
+        }
 
     @classmethod
     def _key(cls, name: str) -> str:
@@ -81,6 +85,7 @@ class TrainingRecord(Record):
     """A line of metrics.jsonl: the steps since the line before."""
 
     KIND: ClassVar[str] = "train"
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("metrics",)
 
     step: int
     epoch: float
@@ -93,6 +98,7 @@ class TrainingRecord(Record):
     ipu_utilisation_pct: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # by the IPU's id
     instances: Tuple[InstanceTimes, ...] = ()
     executions: Optional[int] = None  # covered by these times; the one that compiled is not
+    metrics: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # of an own task, by name
 
     def to_json(self) -> Dict[str, Any]:
         """Returns the line, with the kind that distinguishes training from validation."""
@@ -104,6 +110,7 @@ class ValidationRecord(Record):
     """A line of metrics.jsonl: one validation."""
 
     KIND: ClassVar[str] = "validation"
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("metrics",)
 
     step: int
     epoch: float
@@ -112,6 +119,7 @@ class ValidationRecord(Record):
     top5: Optional[float]
     seconds: float
     samples: Optional[int] = None  # that were validated
+    metrics: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # of an own task, by name
 
     def to_json(self) -> Dict[str, Any]:
         """Returns the line, with the kind that distinguishes training from validation."""
@@ -134,10 +142,20 @@ def metrics_record(value: Mapping[str, Any]) -> MetricsRecord:
 class Scores(Record):
     """The validation set's results, each sample counted once."""
 
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("metrics",)
+
     samples: int
     loss: Optional[float]
-    top1: float
-    top5: float
+    top1: Optional[float]  # None: the task is not a classification
+    top5: Optional[float]
+    metrics: Dict[str, Optional[float]] = dataclasses.field(default_factory=dict)  # of an own task, by name
+
+    def by_name(self, name: str) -> Optional[float]:
+        """Returns a score by the name that --keep_best takes; KeyError if there is none of that name."""
+        known = {"loss": self.loss, **self.metrics}
+        if self.top1 is not None:
+            known.update(accuracy=self.top1, top5=self.top5)
+        return known[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,11 +260,15 @@ class StopReason(Record):
 
 @dataclasses.dataclass(frozen=True)
 class BestWeights(Record):
-    """The weights with the lowest validation loss of a run."""
+    """The weights of a run's best validation."""
+
+    LEFT_OUT_IF_EMPTY: ClassVar[Tuple[str, ...]] = ("metric", "value")
 
     step: int
-    loss: float
+    loss: Optional[float]
     checkpoint: str  # its folder
+    metric: str = ""  # by which they are the best; empty: the loss
+    value: Optional[float] = None  # of that metric
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from typing import List, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, RunTimes, Scores, ValidationRecord
@@ -17,25 +17,30 @@ def render_result(result: RunResult, width: int, colour: bool = False) -> str:
     rows = [
         ("Updates", f"{result.updates:,}", f"of {result.planned_updates:,}"),
         *_time_rows(result.times),
-        ("Throughput", _number(rate, 0), "samples/s"),
+        ("Throughput", number(rate, 0), "samples/s"),
         (
             "Per replica",
-            _number(result.samples_per_s_per_replica, 1),
+            number(result.samples_per_s_per_replica, 1),
             f"samples/s, {cli.count(result.replicas, 'replica')}",
         ),
-        ("IPU utilisation", _number(result.utilisation_pct, 1), "%"),
+        ("IPU utilisation", number(result.utilisation_pct, 1), "%"),
     ]
     if result.exchanges:
         rows += _exchange_rows(result.exchanges)
     if scores:
         rows += [
-            ("Loss", _number(scores.loss, 4), f"on {scores.samples:,} validation samples"),
-            ("Accuracy", _number(100 * scores.top1, 2), "%"),
-            ("Top 5", _number(100 * scores.top5, 2), "%"),
+            ("Loss", number(scores.loss, 4), f"on {scores.samples:,} validation samples"),
+            *(
+                (title, number(100 * share, 2), "%")
+                for title, share in (("Accuracy", scores.top1), ("Top 5", scores.top5))
+                if share is not None
+            ),
+            *((name, number(value, 4), "") for name, value in scores.metrics.items()),
         ]
     if result.best:
-        kept = f"validation loss after step {result.best.step:,}, kept in {result.best.checkpoint}"
-        rows.append(("Best", _number(result.best.loss, 4), kept))
+        best = result.best
+        kept = f"validation {best.metric or 'loss'} after step {best.step:,}, kept in {best.checkpoint}"
+        rows.append(("Best", number(best.value if best.metric else best.loss, 4), kept))
     title = f"{result.model} on {result.dataset}, in {result.run_dir}"
     sentences = [f"Stopped: {result.stopped.message}"] if result.stopped else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
@@ -63,18 +68,26 @@ def render_exchanges(exchanges: ExchangeSummary) -> str:
 
 def render_scores(scores: Scores) -> str:
     """Returns a validation's results in a line."""
-    return _scores_line(scores.loss, scores.top1, scores.top5, scores.samples)
+    return _scores_line(scores.loss, scores.top1, scores.top5, scores.samples, scores.metrics)
 
 
 def render_validation(record: ValidationRecord) -> str:
     """Returns a validation's record in a line."""
-    return _scores_line(record.loss, record.accuracy, record.top5, record.samples)
+    return _scores_line(record.loss, record.accuracy, record.top5, record.samples, record.metrics)
 
 
-def _scores_line(loss: Optional[float], top1: Optional[float], top5: Optional[float], samples: Optional[int]) -> str:
-    first, fifth = (_number(None if share is None else 100 * share, 2) for share in (top1, top5))
+def _scores_line(
+    loss: Optional[float],
+    top1: Optional[float],
+    top5: Optional[float],
+    samples: Optional[int],
+    metrics: Mapping[str, Optional[float]],
+) -> str:
+    first, fifth = (number(None if share is None else 100 * share, 2) for share in (top1, top5))
     count = f"  ({samples:,} samples)" if samples is not None else ""
-    return f"loss {_number(loss, 4)}  accuracy {first} %  top 5 {fifth} %{count}"
+    shares = "" if top1 is None and metrics else f"  accuracy {first} %  top 5 {fifth} %"
+    others = "".join(f"  {name} {number(value, 4)}" for name, value in metrics.items())
+    return f"loss {number(loss, 4)}{shares}{others}{count}"
 
 
 def _time_rows(times: RunTimes) -> List[Tuple[str, str, str]]:
@@ -106,13 +119,13 @@ def _exchange_rows(exchanges: ExchangeSummary) -> List[Tuple[str, str, str]]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return _number(1000 * seconds, 1)
+    return number(1000 * seconds, 1)
 
 
-def _number(value: Optional[float], digits: int) -> str:
+def number(value: Optional[float], digits: int) -> str:
     """Returns a number as text, or a dash for None, which means not reported."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _seconds(value: Optional[float]) -> str:
-    return _number(value, 1)
+    return number(value, 1)

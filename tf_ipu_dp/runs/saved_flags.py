@@ -48,7 +48,19 @@ def complete(words: Sequence[str], given_by_launcher: Sequence[str] = ()) -> Tra
     else:
         return TrainCommand(tuple(words), config)
     completed = (*saved, *words)
-    return TrainCommand(completed, train_flags.parse(completed))
+    found = TrainCommand(completed, train_flags.parse(completed))
+    _require_typed_code(found.config, train_flags.typed_names(words), path)
+    return found
+
+
+def _require_typed_code(config: TrainConfig, typed: Sequence[str], path: Path) -> None:
+    """Raises a UsageError if a run's folder, and not the command line, names code: a folder never runs any."""
+    named = [cli.flag_text(name, text) for name, text in config.own_code.items() if name not in typed]
+    if named:
+        raise cli.UsageError(
+            f"{path} was trained with code of its user, which is loaded only if the command line names it. Add "
+            f"{' '.join(named)}."
+        )
 
 
 def is_resumed(config: TrainConfig) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.config import train_flags
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs.records import Record
 from tf_ipu_dp.training import console
@@ -103,7 +103,7 @@ def train(flag_file: str, run_dir: str) -> int:
     """Trains with the flags of a file until the time limit."""
     began = time.perf_counter()
     cfg = train_flags.parse([f"--flagfile={flag_file}", f"--run_dir={run_dir}"])
-    run = plan.plan_run(cfg, lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size))
+    run = plan.plan_run(cfg, facts.find(cfg))
     if run.dataset.made_on_device:
         sdk.set_poplar_flags(os.environ, *sdk.SYNTHETIC_INPUT)
     try:

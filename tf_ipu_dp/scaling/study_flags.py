@@ -13,7 +13,7 @@ from tf_ipu_dp.collectives import fabric_flags
 from tf_ipu_dp.collectives.fabric import Fabric
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup
+from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.scaling import modes
 from tf_ipu_dp.scaling.parts import Extent, Parts
 from tf_ipu_dp.scaling.records import MODES, WEAK
@@ -89,7 +89,7 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
         replicas_per_instance=values["replicas_per_instance"],
         engines=modes.parse_engines(values["engines"] or _DEFAULT_ENGINE, parts.engines),
         config=config,
-        dataset=lookup.find(config.dataset, config.data_dir, config.image_size),
+        dataset=facts.find(config),
         hosts=hosts,
     )
     return Options(

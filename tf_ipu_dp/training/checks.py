@@ -14,16 +14,17 @@ import zlib
 from datetime import datetime
 from importlib import metadata as importlib_metadata
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf_ipu_dp import __version__, cli, sdk_types
+from tf_ipu_dp import __version__, cli, sdk_types, user_code
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.datasets.info import OWN
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, disk_space, run_folder
@@ -37,6 +38,17 @@ from tf_ipu_dp.training import preflight
 _VISIBLE_WITHIN_S = 15.0
 
 
+def own_layers(run: RunPlan) -> Tuple[Tuple[str, str], ...]:
+    """Returns the layers of an own model, by which a checkpoint knows it."""
+    own = run.model.architecture.own
+    return own.layers if own else ()
+
+
+def own_code(cfg: TrainConfig) -> Dict[str, str]:
+    """Returns hashes of the user's files, by the flag that names them."""
+    return {name: user_code.code_digest(reference) for name, reference in cfg.own_code.items()}
+
+
 def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.Source, world: World) -> None:
     """Raises a UsageError if instances have different flags, data or versions, before any of them trains a step."""
     if world.instances == 1:
@@ -46,7 +58,9 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
     # Besides the flags, the plan depends on variables of the launcher, which may differ between instances.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
     shapes = {"the plan's model": f"{zlib.crc32(json.dumps(PlanRecord.of(run).to_json()).encode()):08x}"}
-    world.compare({**_versions_to_compare(sdk), "the data": sources.fingerprint(source), **flags, **topology, **shapes})
+    code = {f"the code of --{name}={cfg.own_code[name]}": digest for name, digest in own_code(cfg).items()}
+    data = {"the data": sources.fingerprint(source)}
+    world.compare({**_versions_to_compare(sdk), **data, **code, **flags, **topology, **shapes})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +170,8 @@ def manifest_at(
         variables=tuple(variables),
         # Order and augmentation depend only on these; no other random numbers are used after initialisation.
         random_state={"seed": cfg.seed, "epoch": epoch, "update": update},
+        layers=own_layers(run),
+        code=own_code(cfg),
         versions=_versions(sdk),
         time=now.isoformat(timespec="seconds"),
     )
@@ -179,6 +195,8 @@ def _require_fit(
     flags = _resolved_flags(cfg, run)
     # Other variables follow from another model, so they are only named where no flag differs.
     differences = checkpoints.differences(saved, flags, saved.variables, tied)
+    if not differences and (cfg.has_own_model or run.dataset.origin == OWN):
+        _require_same_own(found, cfg, run, variables, same_samples="global_batch_size" in tied)
     if not differences:
         differences = checkpoints.differences(saved, flags, variables, tied)
         if not differences:
@@ -194,12 +212,45 @@ def _require_fit(
     )
 
 
+def _require_same_own(
+    found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], *, same_samples: bool
+) -> None:
+    """Raises a UsageError for a checkpoint of an own model whose layers, or of own data whose shapes, have changed."""
+    saved, now = found.manifest.plan.dataset, PlanRecord.of(run).dataset
+    names = ("inputs", "targets", "train_samples") if same_samples else ("inputs", "targets")
+    data = [f"{name} were {getattr(saved, name)} and are {getattr(now, name)}" for name in names
+            if getattr(saved, name) != getattr(now, name)]  # fmt: skip
+    if data:
+        raise cli.UsageError(
+            f"{found.path} does not fit the data of --dataset={cfg.dataset}: its {'; '.join(data)}. Use the data that "
+            f"it was trained on, or begin another --run_dir with --init_from={found.path}."
+        )
+    layers = checkpoints.layer_differences(found.manifest.layers, own_layers(run))
+    layers = layers or checkpoints.differences(found.manifest, found.manifest.flags, variables, ())
+    if layers:
+        raise cli.UsageError(
+            f"{found.path} does not fit --model={cfg.model}, whose code has changed: {'; '.join(layers)}. Use the code "
+            f"that trained it, or begin another --run_dir with --init_from={found.path}."
+        )
+
+
+def changed_code(found: checkpoints.Checkpoint, cfg: TrainConfig) -> List[str]:
+    """Returns a sentence for each file of the user that is not what it was when a checkpoint was saved."""
+    now = own_code(cfg)
+    return [
+        f"The file of --{name}={cfg.own_code[name]} has changed since step {found.manifest.step:,} was saved; the "
+        f"{'layers' if name == 'model' else 'shapes'} are the same."
+        for name, digest in found.manifest.code.items()
+        if name in now and now[name] != digest
+    ]
+
+
 def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
     """Returns the flags as texts, with the values that the plan resolved for flags that were not given."""
     values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
     values.update(
         norm=run.model.architecture.norm,
-        image_size=run.dataset.height,
+        image_size=run.dataset.height or None,
         augment=run.augment,
         global_batch_size=run.batch.global_batch_size,
         learning_rate=run.recipe.learning_rate,

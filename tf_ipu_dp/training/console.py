@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import textwrap
 import threading
@@ -161,10 +162,12 @@ class Console:
             bar_format=_BAR,
         )  # fmt: skip
 
-    def advance(self, updates: int, loss: float, accuracy: float) -> None:
-        """Moves the bar by some updates."""
+    def advance(self, updates: int, loss: float, accuracy: float, others: Optional[Mapping[str, float]] = None) -> None:
+        """Moves the bar by some updates. An accuracy that is NaN is that of a task without one."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.3g}, accuracy {100 * accuracy:.1f} %", refresh=False)
+            words = [f"loss {loss:.3g}"] + ([] if math.isnan(accuracy) else [f"accuracy {100 * accuracy:.1f} %"])
+            words += [f"{name} {value:.3g}" for name, value in (others or {}).items()]
+            self._bar.set_postfix_str(", ".join(words), refresh=False)
             self._bar.update(updates)
 
     def end_epoch(self) -> None:

@@ -27,6 +27,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         if found is None:
             raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
         session = attach_session(cfg, plan, sdk, instance)
+        plan = session.plan
         checks.require_same_model(found, cfg, plan, session.variables())
         session.restore(found, whole=False)
         with console.waiting(f"evaluating step {found.manifest.step:,}"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
+
+from tf_ipu_dp.runs.records import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +56,66 @@ class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def restart_idle_time(self) -> None:
         """Excludes the time since the last execution from the idle time of the next one."""
         self._idle_since = self._clock()
+
+
+class OwnCallbacks(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls the user's Keras callbacks for a run as for one `fit`, although each epoch is a call of its own.
+
+    A batch is one execution, numbered as the SDK does: by its last micro batch. An epoch ends after its validation,
+    whose scores are in the logs as val_loss, val_accuracy and so on.
+    """
+
+    _supports_tf_logs = False
+
+    def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
+        super().__init__()
+        self._all = list(callbacks)
+        self._model = model
+        self._began = False
+        self._logs: Dict[str, float] = {}
+        self.has_stopped = False
+
+    def set_params(self, params: Any) -> None:
+        for each in self._all:
+            each.set_params(params)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self._began:
+            self._began = True
+            for each in self._all:
+                each.set_model(self._model)
+                each.on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        for each in self._all:
+            each.on_epoch_begin(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        for each in self._all:
+            each.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        stopped_before = self._model.stop_training
+        self._logs = {name: float(value) for name, value in (logs or {}).items()}
+        for each in self._all:
+            each.on_train_batch_end(batch, dict(self._logs))
+        self.has_stopped |= bool(self._model.stop_training) and not stopped_before
+
+    def end_epoch(self, epoch: int, scores: Optional[Scores]) -> None:
+        """Ends an epoch, with the scores of its validation if there was one."""
+        logs: Dict[str, Optional[float]] = dict(self._logs)
+        if scores:
+            logs["val_loss"] = scores.loss
+            if scores.top1 is not None:
+                logs["val_accuracy"] = scores.top1
+            logs.update({f"val_{name}": value for name, value in scores.metrics.items()})
+        self._model.stop_training = False
+        for each in self._all:
+            each.on_epoch_end(epoch, logs)
+        self.has_stopped |= bool(self._model.stop_training)
+
+    def finish(self) -> None:
+        """Ends the run."""
+        if self._began:
+            for each in self._all:
+                each.on_train_end(dict(self._logs))

@@ -11,7 +11,7 @@ from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import models
+from tf_ipu_dp.training import models, own_models
 from tf_ipu_dp.training.session import TrainingSession, make_serving_model
 
 CLASSES = "classes.txt"  # a name per line, in the order of the probabilities
@@ -19,9 +19,12 @@ CLASSES = "classes.txt"  # a name per line, in the order of the probabilities
 
 def export_model(session: TrainingSession, plan: RunPlan, sdk: Sdk, folder: RunFolder) -> None:
     """Replaces the run's whole export; called by all instances, because reading weights may need all of them."""
-    exported = models.make_export_model(
-        session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
-    )
+    if session.own:
+        exported = own_models.make_export_model(session.own, session.cfg.model, plan)
+    else:
+        exported = models.make_export_model(
+            session.model, plan.model.architecture, plan.dataset.mean, plan.dataset.deviation
+        )
     weights = session.model.get_weights()
     if not session.world.is_leader:
         return

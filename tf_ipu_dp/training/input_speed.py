@@ -28,6 +28,7 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
     with leader_reports_first(instance):
         console = make_console(stderr, instance, os.environ)
         session = attach_session(cfg, plan, sdk, instance)
+        plan = session.plan
         per_update = plan.batch.accumulation * plan.topology.local_replicas
         dataset = session.make_training(0, plan.epochs.updates)
         elements = min(plan.epochs.updates * per_update, max(_MIN_ELEMENTS, 2 * per_update))

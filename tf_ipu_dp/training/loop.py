@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from typing import Optional
+from typing import Any, Optional, Sequence
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -23,7 +23,7 @@ from tf_ipu_dp.training import checks, stop
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
-from tf_ipu_dp.training.executions import AfterExecution, Execution
+from tf_ipu_dp.training.executions import AfterExecution, Execution, OwnCallbacks
 from tf_ipu_dp.training.export import export_model, render_export
 from tf_ipu_dp.training.meters import RunMeter
 from tf_ipu_dp.training.reporting import Reporting
@@ -57,18 +57,22 @@ class TrainingLoop:
         console: Console,
         signals: stop.SignalHandler,
         began: float,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.cfg, self.plan, self.sdk, self.session, self.folder = cfg, plan, sdk, session, folder
         self.console, self.signals, self.world = console, signals, session.world
-        self.resume_command = cli.resume_command(folder.path, os.environ)
+        self.resume_command = cli.resume_command(folder.path, os.environ, cfg.own_code)
         self.clock = RunClock(began)
-        self.meter = RunMeter(plan, sdk, self.world, session.learning_rate, lambda: self.clock.bookkeeping_s)
+        self.meter = RunMeter(
+            plan, sdk, self.world, session.learning_rate, lambda: self.clock.bookkeeping_s, session.metric_names
+        )
         self.exchange = stop.InstanceExchange(self.world)
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, console.warning)
         self.saver = Saver(cfg, plan, sdk, session, folder, self.store)
         self.cache = ExecutableCache(sdk.executable_cache)
         self.reporting = Reporting(cfg, plan, sdk, self.world, folder, console, self._stalled)
         self.validation = Validation(cfg, plan, session, self.clock, self.reporting, console)
+        self.own_callbacks = OwnCallbacks(session.model, callbacks) if callbacks and self.world.is_leader else None
         self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
         self.step = self.epoch = self.epoch_end = 0
         self.stop: Optional[StopReason] = None
@@ -79,8 +83,8 @@ class TrainingLoop:
         """Trains to the last step, or until a stop reason; TrainingError for a failure."""
         with self.reporting.heartbeat():
             resumed = self._resume()
-            with self.reporting.records(self.session.example_images) as past_losses:
-                self.validation.add_past(past_losses)
+            with self.reporting.records(self.session.example_images) as past:
+                self.validation.add_past(past)
                 self._train(resumed)
             if self.stop and self.stop.is_failure:
                 raise TrainingError(self.stop)
@@ -107,11 +111,15 @@ class TrainingLoop:
             self.step = self.saver.saved_step = self.logged_step = found.manifest.step
             self.exchange.resume_at(self.step)
             self.console.info(f"Resuming from step {self.step:,} ({found.path})")
+            for sentence in checks.changed_code(found, self.cfg):
+                self.console.warning(sentence)
             for change in checks.changed_updates(found, self.cfg, self.plan):
                 self.console.info(f"From step {self.step:,} on, {change}.")
             before, now = found.manifest.plan.training.updates, self.plan.epochs.updates
             if before != now and self.plan.recipe.schedule != "constant":
                 self.console.info(f"The learning rate schedule now ends after {now:,} updates instead of {before:,}.")
+        elif self.session.loaded:
+            self.console.info(self.session.loaded.render())
         if self.world.is_leader:
             for store in (self.store, self.saver.best):
                 store.set_aside_after(self.step)
@@ -129,10 +137,23 @@ class TrainingLoop:
                 self._train_epoch()
                 if not self.stop and self._at_end_of_epoch():
                     self._validate()
+                if self.own_callbacks:
+                    self._end_epoch_of_callbacks(self.own_callbacks)
             if self.stop:
                 self._save()
         finally:
+            if self.own_callbacks:
+                self.own_callbacks.finish()
             self.meter.stop()
+
+    def _end_epoch_of_callbacks(self, callbacks: OwnCallbacks) -> None:
+        """Tells the user's callbacks that an epoch has ended, with the scores of its validation."""
+        scores = self.validation.scores if self.cfg.validate and self._at_end_of_epoch() else None
+        callbacks.end_epoch(self.epoch, scores)
+        if callbacks.has_stopped and not self.stop and self.step < self.plan.epochs.updates:
+            message = f"A callback has set stop_training after step {self.step:,}."
+            self.console.info(message)
+            self.stop = StopReason(StopReason.EARLY_STOPPING, transient=False, message=message)
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
@@ -153,7 +174,7 @@ class TrainingLoop:
         try:
             self.session.model.fit(
                 dataset,
-                callbacks=[self.callback],
+                callbacks=[self.callback, *([self.own_callbacks] if self.own_callbacks else [])],
                 epochs=self.epoch + 1,
                 initial_epoch=self.epoch,
                 steps_per_epoch=(self.epoch_end - self.step) * micro_batches_per_update,
@@ -169,11 +190,13 @@ class TrainingLoop:
         updates = self.plan.epochs.device_iterations
         self.step += updates
         self.reporting.phase("training", self.step)
-        loss, accuracy = (execution.logs.get(name, math.nan) for name in ("loss", "accuracy"))
+        names = ("loss", "accuracy", *self.session.metric_names)
+        loss, accuracy, *others = (execution.logs.get(name, math.nan) for name in names)
         saves = self._is_due(self.plan.checkpoint_every) or self.step >= self.plan.epochs.updates
-        exchange = self._exchange(execution, loss, accuracy, saves)
+        exchange = self._exchange(execution, (loss, accuracy, *others), saves)
         if exchange:
             loss, accuracy, self.stop_signal = exchange.loss, exchange.accuracy, exchange.signal
+            others = list(exchange.others)
             self.stop = stop.requested_stop(exchange, self.step, self.cfg.time_limit, self.resume_command)
             if self.clock.compiled:
                 self.meter.exchanges.add(exchange.numbers)
@@ -187,8 +210,8 @@ class TrainingLoop:
             # Between exchanges an instance only knows its own loss; the next exchange finds what is not finite.
             self._stop_not_finite("The loss")
             return False
-        self.meter.add(self.step, loss, accuracy, execution, timed=timed)
-        self.console.advance(updates if timed else 0, loss, accuracy)
+        self.meter.add(self.step, loss, accuracy, execution, timed=timed, others=others)
+        self.console.advance(updates if timed else 0, loss, accuracy, dict(zip(names[2:], others)))
         with self.clock.bookkeeping():
             if exchange and exchange.log_now:
                 self.reporting.write(self.meter.take_record(self.step, self.clock.elapsed_s))
@@ -199,7 +222,7 @@ class TrainingLoop:
                 self._save()
         return not self.stop
 
-    def _exchange(self, execution: Execution, loss: float, accuracy: float, saves: bool) -> Optional[stop.Exchange]:
+    def _exchange(self, execution: Execution, means: Sequence[float], saves: bool) -> Optional[stop.Exchange]:
         """Exchanges metrics and stop requests between the instances, if that is due."""
         at_end = self.step >= self.epoch_end
         record_due = self.step // self.plan.log_every > self.logged_step // self.plan.log_every
@@ -211,8 +234,9 @@ class TrainingLoop:
         limit = self.cfg.time_limit
         return self.exchange.run(
             self.step,
-            loss=loss,
-            accuracy=accuracy,
+            loss=means[0],
+            accuracy=means[1],
+            others=means[2:],
             signal=self.signals.received,
             time_is_up=limit is not None and self.clock.elapsed_s >= limit.seconds,
             log_now=at_end or (record_due and period_elapsed),
@@ -257,7 +281,7 @@ class TrainingLoop:
         if scores.loss is None:
             self._stop_not_finite("The validation loss")
             return
-        if self.cfg.early_stop and self.validation.is_best(self.step):
+        if self.cfg.best_metric and self.validation.is_best(self.step):
             self.reporting.phase("saving")
             self.saver.save_best(self.step)
         if self.step < self.plan.epochs.updates:
@@ -265,14 +289,16 @@ class TrainingLoop:
 
     def _best_weights(self) -> Optional[BestWeights]:
         """Returns what the result says of the best weights, on the leader."""
-        best, found = self.validation.best(), self.saver.best.newest() if self.cfg.early_stop else None
-        if not best or not found or found.manifest.step != best[0]:
+        best, found = self.validation.best(), self.saver.best.newest() if self.cfg.best_metric else None
+        if not best or not found or found.manifest.step != best.step:
             return None
-        return BestWeights(best[0], best[1], str(found.path))
+        if best.metric == "loss":
+            return BestWeights(best.step, best.loss, str(found.path))
+        return BestWeights(best.step, best.loss, str(found.path), best.metric, best.value)
 
     def _restore_weights_to_export(self) -> int:
         """Restores the best weights if they are there and not asked otherwise; returns the step of the weights."""
-        found = self.saver.best.newest() if self.cfg.early_stop and self.cfg.weights == "best" else None
+        found = self.saver.best.newest() if self.cfg.best_metric and self.cfg.weights == "best" else None
         if found is None or found.manifest.step == self.step:
             return self.step
         self.session.restore(found, whole=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Callable, List, Mapping, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.monitoring.sampler import Sampler, Usage
@@ -22,6 +22,7 @@ class WindowTotals:
 
     loss: float
     accuracy: float
+    others: Tuple[float, ...]  # further metrics of an own task
     samples: int  # of the whole job, in the timed executions
     executions: int  # timed ones: all except the one that compiled
     seconds: float
@@ -32,13 +33,21 @@ class Window:
     """Means over the steps since the last record, from Keras's running means since `fit` was called."""
 
     def __init__(self) -> None:
-        self._reported: Tuple[int, float, float] = (0, 0.0, 0.0)  # updates, sum of losses, sum of accuracies
-        self._now = self._reported
+        self._reported: Tuple[float, ...] = ()  # updates, then the sums of losses, accuracies and other metrics
+        self._now: Tuple[float, ...] = (0,)
         self._clear()
 
-    def add(self, updates: int, loss: float, accuracy: float, samples: int, execution: Execution) -> None:
+    def add(
+        self,
+        updates: int,
+        loss: float,
+        accuracy: float,
+        samples: int,
+        execution: Execution,
+        others: Sequence[float] = (),
+    ) -> None:
         """Adds one execution; updates and means count from the start of `fit`. 0 samples: it is not timed."""
-        self._now = (updates, loss * updates, accuracy * updates)
+        self._now = (updates, *(mean * updates for mean in (loss, accuracy, *others)))
         if samples:
             self._samples += samples
             self._executions += 1
@@ -47,9 +56,12 @@ class Window:
 
     def take(self) -> WindowTotals:
         """Returns the totals since the last call, and starts again."""
-        steps = max(self._now[0] - self._reported[0], 1)
-        loss, accuracy = ((now - before) / steps for now, before in zip(self._now[1:], self._reported[1:]))
-        totals = WindowTotals(loss, accuracy, self._samples, self._executions, self._seconds, self._executing_s)
+        before = self._reported or (0.0,) * len(self._now)
+        steps = max(self._now[0] - before[0], 1)
+        loss, accuracy, *others = ((now - then) / steps for now, then in zip(self._now[1:], before[1:]))
+        totals = WindowTotals(
+            loss, accuracy, tuple(others), self._samples, self._executions, self._seconds, self._executing_s
+        )
         self._reported = self._now
         self._clear()
         return totals
@@ -136,7 +148,9 @@ class RunMeter:
         world: World,
         learning_rate: Callable[[int], float],
         bookkeeping_s: Callable[[], float],
+        metrics: Sequence[str] = (),
     ) -> None:
+        self._metrics = tuple(metrics)  # names of what an own task counts besides loss and accuracy
         self._plan, self._world, self._learning_rate = plan, world, learning_rate
         self._bookkeeping = _Growing(bookkeeping_s)
         self._sampler = Sampler(sdk.gcipuinfo, pid=os.getpid())
@@ -159,11 +173,20 @@ class RunMeter:
         self._window, self._epoch_began_at = Window(), step
         self.device.restart()
 
-    def add(self, step: int, loss: float, accuracy: float, execution: Execution, *, timed: bool) -> None:
+    def add(
+        self,
+        step: int,
+        loss: float,
+        accuracy: float,
+        execution: Execution,
+        *,
+        timed: bool,
+        others: Sequence[float] = (),
+    ) -> None:
         """Adds the execution that ended with a step; the one that compiled is not timed."""
         samples = self._plan.epochs.device_iterations * self._plan.batch.global_batch_size if timed else 0
         self.timed_samples += samples
-        self._window.add(step - self._epoch_began_at, loss, accuracy, samples, execution)
+        self._window.add(step - self._epoch_began_at, loss, accuracy, samples, execution, others)
 
     def take_record(self, step: int, elapsed_s: float) -> TrainingRecord:
         """Returns what all instances measured since the last record; called by all of them."""
@@ -184,6 +207,7 @@ class RunMeter:
             ipu_utilisation_pct={str(ipu): percent for ipu, percent in use.usage.per_ipu_pct.items()},
             instances=instances,
             executions=window.executions,
+            metrics={name: finite(value) for name, value in zip(self._metrics, window.others)},
         )
         self.records.append(record)
         return record

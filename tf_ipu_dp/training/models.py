@@ -61,7 +61,7 @@ def make_export_model(
     It is plain Keras, for use outside any strategy: the call must be outside the scope too.
     """
     assert not tf.distribute.has_strategy()
-    with _float32_policy():
+    with float32_policy():
         logits = make_model(architecture, eight_bit_input=True, mean=mean, deviation=deviation)
         for layer in model.layers:
             if layer.weights:
@@ -180,7 +180,8 @@ def _clone_with_group_norm(layer: Any) -> Any:
 
 
 @contextmanager
-def _float32_policy() -> Iterator[None]:
+def float32_policy() -> Iterator[None]:
+    """Makes models in 32 bits, whatever the policy of the run is."""
     policy = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy("float32")
     try:

@@ -21,6 +21,8 @@ _KerasSgd: Any = _legacy.SGD
 _KerasAdam: Any = _legacy.Adam
 _register = tf.keras.utils.register_keras_serializable("tf_ipu_dp")
 
+# Below it the logarithm of a probability is not taken: as in Keras.
+LEAST_PROBABILITY = 1e-7
 _DROP = 0.1
 _POWER = 2
 _TRUST = 0.001
@@ -201,16 +203,27 @@ class Lars(_Scaling):
 
 @_register
 class Crossentropy(tf.keras.losses.Loss):  # type: ignore[misc]
-    """Cross-entropy of class numbers and logits, computed in float32 regardless of the model's precision."""
+    """Cross-entropy of class numbers and logits, computed in float32 regardless of the model's precision.
 
-    def __init__(self, label_smoothing: float = 0.0, reduction: str = "auto", name: Optional[str] = None) -> None:
+    With `probabilities` the model returns those in place of logits.
+    """
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        reduction: str = "auto",
+        name: Optional[str] = None,
+        probabilities: bool = False,
+    ) -> None:
         super().__init__(reduction=reduction, name=name or "crossentropy")
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.probabilities = label_smoothing, probabilities
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns one loss per sample."""
         labels, logits = tf.reshape(tf.cast(y_true, tf.int32), [-1]), tf.cast(y_pred, tf.float32)
+        if self.probabilities:
+            logits = tf.math.log(tf.maximum(logits, LEAST_PROBABILITY))
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         if not self.label_smoothing:
             return losses
@@ -219,7 +232,8 @@ class Crossentropy(tf.keras.losses.Loss):  # type: ignore[misc]
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the arguments of the constructor."""
-        return {**super().get_config(), "label_smoothing": self.label_smoothing}
+        added = {"label_smoothing": self.label_smoothing, "probabilities": self.probabilities}
+        return {**super().get_config(), **added}
 
 
 def _is_kernel(variable: Any) -> bool:

@@ -5,9 +5,12 @@ No TensorFlow: these refusals come at once. What only the real attempt shows, li
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from pathlib import Path
 
-from tf_ipu_dp import cli, missing_packages, sdk
+from tf_ipu_dp import cli, missing_packages, sdk, user_code
+from tf_ipu_dp.config import parsers
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import download
 from tf_ipu_dp.monitoring import holders
@@ -30,7 +33,17 @@ def check(cfg: TrainConfig, run: RunPlan) -> None:
 
 def folder_name(cfg: TrainConfig) -> str:
     """Returns the name of the folder of a run without --run_dir, to which the time is added."""
-    return f"{cfg.model}-{cfg.dataset.replace('/', '-')}"
+    return "-".join(_short_name(text) for text in (cfg.model, cfg.dataset))
+
+
+def _short_name(text: str) -> str:
+    """Returns a name for a folder: of functions and paths without their folders."""
+    if user_code.is_reference(text):
+        place, _, function = text.rpartition(":")
+        text = f"{Path(place).stem}-{function}"
+    elif parsers.is_path(text):
+        text = Path(text).name or "data"
+    return re.sub(r"[^\w.:-]+", "-", text).strip("-.") or "data"
 
 
 def refuse_ipus(topology: Topology, error: sdk.AttachError, sdk_choice: str) -> cli.UsageError:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import threading
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -68,10 +68,10 @@ class Reporting:
             self._reporter.stop()
 
     @contextlib.contextmanager
-    def records(self, read_examples: Callable[[], Optional[Examples]]) -> Iterator[Dict[int, Optional[float]]]:
-        """Opens the sinks, which continue the folder's records. Yields past validation losses, on the leader."""
+    def records(self, read_examples: Callable[[], Optional[Examples]]) -> Iterator[List[ValidationRecord]]:
+        """Opens the sinks, which continue the folder's records. Yields past validations, on the leader."""
         if not self._world.is_leader:
-            yield {}
+            yield []
             return
         past = self._folder.read_metrics()
         validated = [record for record in past if isinstance(record, ValidationRecord)]
@@ -86,7 +86,7 @@ class Reporting:
                 console = self._console
                 opened = trackers.open_trackers(self._cfg, self._folder, past, console.warning, console.info)
                 self._sinks += stack.enter_context(opened)
-            yield {record.step: record.loss for record in validated}
+            yield validated
 
     def write(self, record: MetricsRecord) -> None:
         """Writes a record to every sink."""

@@ -6,19 +6,22 @@ Evaluation and the input measurement start with `attach_session` too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
 import traceback
-from typing import Iterator, Optional, TextIO
+from typing import Any, Iterator, List, Optional, Sequence, TextIO
 
 import tensorflow as tf
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.datasets import facts as dataset_facts
+from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning import report
-from tf_ipu_dp.planning.plan import RunPlan
+from tf_ipu_dp.planning.plan import RunPlan, plan_run
 from tf_ipu_dp.runs import checkpoints, result_report
 from tf_ipu_dp.runs.records import RunResult
 from tf_ipu_dp.runs.run_folder import RunFolder
@@ -34,21 +37,34 @@ _LEADER_REPORTS_WITHIN_S = 1.5
 
 
 def train(
-    cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: TextIO, stderr: TextIO, began: float
+    cfg: TrainConfig,
+    plan: RunPlan,
+    sdk: Sdk,
+    instance: int,
+    stdout: TextIO,
+    stderr: TextIO,
+    began: float,
+    *,
+    callbacks: Sequence[Any] = (),
+    results: Optional[List[RunResult]] = None,
 ) -> int:
     """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
 
-    `began` is when the command began, on the clock of time.perf_counter.
+    `began` is when the command began, on the clock of time.perf_counter. The user's Keras callbacks are called on the
+    leader. The result is printed, or added to `results` if that is given.
     """
     console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
         console.paragraphs(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
         made = attach_session(cfg, plan, sdk, instance)
+        plan = made.plan
         # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:
-            loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began)
+            loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began, callbacks)
             result = _run_and_save_errors(loop, folder)
-        if made.world.is_leader:
+        if results is not None:
+            results.append(result)
+        elif made.world.is_leader:
             shown = make_console(stdout, instance, os.environ)
             stdout.write(
                 f"{json.dumps(result.to_json())}\n"
@@ -66,8 +82,16 @@ def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> 
     # The device is attached first: it may set TensorFlow's threads, which is impossible once TensorFlow has computed.
     device = session.attach(cfg, plan, sdk, instance)
     source = session.open_source(cfg, plan)
+    if source.facts != plan.dataset:
+        plan = _plan_data_as_found(cfg, plan, source.facts)
     checks.compare_instances(cfg, plan, sdk, source, device.world)
     return session.make_session(cfg, plan, sdk, device, source)
+
+
+def _plan_data_as_found(cfg: TrainConfig, plan: RunPlan, facts: DatasetInfo) -> RunPlan:
+    """Returns the plan for own data that is not what it was when the run was planned; the topology stays."""
+    dataset_facts.keep(cfg, facts)
+    return dataclasses.replace(plan_run(cfg, facts), topology=plan.topology)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from tf_ipu_dp.runs.records import MetricsRecord, ValidationRecord
 
 def scalars(record: MetricsRecord) -> Dict[str, Optional[float]]:
     """Returns the numbers of a record by their tag; shares are per cent, as everywhere that people read them."""
-    shared = {"loss": record.loss, "accuracy_pct": _percent(record.accuracy)}
+    shared = {"loss": record.loss, "accuracy_pct": _percent(record.accuracy), **record.metrics}
     if isinstance(record, ValidationRecord):
         return {**shared, "top5_pct": _percent(record.top5), "seconds": record.seconds}
     used = [percent for percent in record.ipu_utilisation_pct.values() if percent is not None]

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional, Sequence
 from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets import lookup, sources
+from tf_ipu_dp.datasets import facts, sources
 from tf_ipu_dp.distributed import world
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.planning.plan import RunPlan
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     try:
         cfg = dataclasses.replace(train_flags.parse(flags), sdk=choice, evaluate=False, input_only=False)
         launched = world.read_launched(os.environ)
-        run = plan.plan_run(cfg, lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size), launched)
+        run = plan.plan_run(cfg, facts.find(cfg), launched)
         if run.topology.instances > 1 and not launched:
             raise cli.UsageError(f"{cli.count(run.topology.instances, 'instance')} are started by poprun only.")
         with tempfile.TemporaryDirectory(prefix="doctor-") as folder:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -19,12 +19,16 @@ import tensorflow as tf
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
+from tf_ipu_dp.datasets.info import OWN
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs import checkpoints, records
+from tf_ipu_dp.planning import architectures
+from tf_ipu_dp.planning.plan import ModelPlan, RunPlan
+from tf_ipu_dp.runs import checkpoints, records, saved_flags
 from tf_ipu_dp.sdk import AttachError, BusyIpusError, Sdk, TooFewIpusError
 from tf_ipu_dp.sdk_types import IpuConfig, IpuModel, Strategy
-from tf_ipu_dp.training import models, optimizers, preflight
+from tf_ipu_dp.training import fine_tuning, models, optimizers, own_models, preflight
+from tf_ipu_dp.training.own_models import OwnTask
+from tf_ipu_dp.training.task_scores import TaskScorer
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
@@ -54,6 +58,10 @@ class TrainingSession:
     evaluator: IpuModel  # the same layers, with executions of the validation's length
     schedule: optimizers.Schedule
     state: Any  # all that changes: weights, optimizer, loss scale
+    own: Optional[OwnTask] = None  # the user's model with its loss and metrics; None: a built-in model
+    loaded: Optional[fine_tuning.Loaded] = None  # the weights of --init_from
+    scorer: Optional[TaskScorer] = None  # of a task that is not a plain classification
+    metric_names: Tuple[str, ...] = ()  # in the logs of `fit`, besides loss and accuracy
 
     def variables(self) -> Tuple[Tuple[str, Tuple[int, ...], str], ...]:
         """Returns the names, shapes and types of the weights."""
@@ -112,13 +120,18 @@ class TrainingSession:
         after = tf.keras.callbacks.LambdaCallback()
         after.on_predict_batch_end = lambda batch, logs=None: progress()
         outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
+        labels = sources.targets_of_validation(self.source, run, instance)
+        if self.scorer:
+            return self.scorer.score(outputs, labels, self.world)
         logits: Any = np.asarray(outputs, np.float64)
-        labels = sources.labels_of_validation(self.source, run, instance)
+        if self.own and self.own.gives_probabilities:
+            logits = np.log(np.maximum(logits, optimizers.LEAST_PROBABILITY))
         # An instance without validation samples has no means.
         local = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
         loss = math.nan if local.loss is None else local.loss
+        shares = (local.top1 or 0.0, local.top5 or 0.0)
         count, *totals = self.world.sum_over_instances(
-            [local.samples, *(local.samples * each for each in (loss, local.top1, local.top5))]
+            [local.samples, *(local.samples * each for each in (loss, *shares))]
         )
         loss, top1, top5 = (total / count for total in totals)
         return records.Scores(int(count), records.finite(loss), top1, top5)
@@ -205,6 +218,8 @@ def make_device(run: RunPlan, sdk: Sdk, instance: int, *, distributed: bool) -> 
 def open_source(cfg: TrainConfig, run: RunPlan) -> sources.Source:
     """Opens the data set; `cli.UsageError` if it cannot be read."""
     try:
+        if run.dataset.origin == OWN:
+            return sources.open_own(run.dataset, cfg)
         return sources.open_source(run.dataset, data_dir=cfg.data_dir, seed=cfg.seed)
     except tf.errors.OpError as error:
         raise cli.UsageError(
@@ -231,16 +246,22 @@ def make_session(
         distributed=device.distributed,
     )
     with strategy.scope():
-        model = call("tf.keras.Model()", lambda: _make_model(cfg, run))
-        evaluator = tf.keras.Model(model.inputs, model.outputs)
+        own = call("tf.keras.Model()", lambda: make_own(cfg, run)) if cfg.has_own_model else None
+        model = own.model if own else call("tf.keras.Model()", lambda: _make_model(cfg, run))
+        if cfg.freeze:
+            fine_tuning.freeze(model, cfg.freeze)
+        if own:
+            run = _plan_as_built(cfg, run, own)
+        starts = not (cfg.evaluate or cfg.input_only or saved_flags.is_resumed(cfg))
+        loaded = fine_tuning.load(model, cfg.init_from) if cfg.init_from and starts else None
+        evaluator = tf.keras.Model(model.input if own else model.inputs, model.outputs)
         optimizer = optimizers.make_optimizer(recipe, gradient_scale=scale)
         call(
             "model.compile()",
             lambda: model.compile(
                 optimizer=optimizer,
-                loss=optimizers.Crossentropy(label_smoothing=recipe.label_smoothing),
-                metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
                 steps_per_execution=run.keras.steps_per_execution,
+                **_losses(recipe.label_smoothing, own),
             ),
         )
         validation_steps = run.keras.validation_steps_per_execution
@@ -252,6 +273,7 @@ def make_session(
         )
         _set_options(model, cfg, run, sdk, batch.accumulation, method, call)
         _set_options(evaluator, cfg, run, sdk, topology.pipeline_stages, method, call, "evaluator")
+    scorer = TaskScorer(model, own.task, cfg.model) if own and not own.is_classification else None
     return TrainingSession(
         cfg=cfg,
         plan=run,
@@ -261,6 +283,10 @@ def make_session(
         evaluator=evaluator,
         schedule=optimizers.Schedule(recipe),
         state=tf.train.Checkpoint(model=model, optimizer=model.optimizer),
+        own=own,
+        loaded=loaded,
+        scorer=scorer,
+        metric_names=scorer.try_out(run.dataset.targets) if scorer else (),
     )
 
 
@@ -276,7 +302,7 @@ def make_serving_model(cfg: TrainConfig, run: RunPlan, sdk: Sdk, weights: Sequen
     ipu_config.configure_ipu_system()
     stages = run.topology.pipeline_stages
     with sdk.make_strategy(distributed=False).scope():
-        model = _make_model(cfg, run)
+        model = make_own(cfg, run).model if cfg.has_own_model else _make_model(cfg, run)
         model.set_weights(weights)
         model.compile(steps_per_execution=stages)
         _set_options(model, cfg, run, sdk, stages, "mean")
@@ -298,6 +324,41 @@ def score(logits: Any, labels: Any) -> records.Scores:
     count = len(labels)
     top1, top5 = (float((is_valid & (rank < k)).sum() / count) for k in (1, 5))
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
+
+
+def make_own(cfg: TrainConfig, run: RunPlan) -> OwnTask:
+    """Returns the user's own model with its task, in the precision of the run."""
+    tf.keras.mixed_precision.set_global_policy(_POLICIES[run.recipe.precision])
+    try:
+        return own_models.build(cfg.model, run.dataset, run.model.architecture.norm)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def _plan_as_built(cfg: TrainConfig, run: RunPlan, own: OwnTask) -> RunPlan:
+    """Returns the plan with the model as it really is: what was learned before may be of code that has changed."""
+    architecture = own_models.describe(own, cfg.model, run.dataset, run.model.architecture.norm)
+    if architecture == run.model.architecture:
+        return run
+    stages = run.topology.pipeline_stages
+    try:
+        splits = cfg.pipeline_splits or architectures.balance(architecture, stages)
+        model = ModelPlan(architecture, architectures.cut(architecture, splits))
+    except ValueError as error:
+        raise cli.UsageError(f"--model={cfg.model} cannot be cut into {stages} pipeline stages: {error}") from error
+    return dataclasses.replace(run, model=model, dataset=dataclasses.replace(run.dataset, own_model=architecture))
+
+
+def _losses(label_smoothing: float, own: Optional[OwnTask]) -> Dict[str, Any]:
+    """Returns what Keras compiles a model with: the loss and metrics of the task, or those of a classification."""
+    if own and not own.is_classification:
+        task = own.task
+        return {"loss": task.loss, "metrics": task.metrics, "loss_weights": task.loss_weights}
+    probabilities = own is not None and own.gives_probabilities
+    return {
+        "loss": optimizers.Crossentropy(label_smoothing=label_smoothing, probabilities=probabilities),
+        "metrics": [tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    }
 
 
 def _make_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:

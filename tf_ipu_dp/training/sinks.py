@@ -118,9 +118,12 @@ def render_training_line(record: TrainingRecord, plan: RunPlan, smoothed: Option
     eta = ""
     if smoothed:
         eta = f"  eta {render_duration((updates - record.step) * plan.batch.global_batch_size / smoothed)}"
-    accuracy = "-" if record.accuracy is None else f"{100 * record.accuracy:.1f} %"
+    accuracy = "  accuracy -" if record.accuracy is None else f"  accuracy {100 * record.accuracy:.1f} %"
+    if record.accuracy is None and record.metrics:
+        accuracy = ""
+    accuracy += "".join(f"  {name} {result_report.number(value, 4)}" for name, value in record.metrics.items())
     loss = "-" if record.loss is None else f"{record.loss:.4f}"
     return (
-        f"step {record.step:{len(str(updates))}}/{updates}  epoch {record.epoch:.2f}  loss {loss}  "
-        f"accuracy {accuracy}  learning rate {record.learning_rate:.3g}{speed}{eta}"
+        f"step {record.step:{len(str(updates))}}/{updates}  epoch {record.epoch:.2f}  loss {loss}"
+        f"{accuracy}  learning rate {record.learning_rate:.3g}{speed}{eta}"
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+import threading
 from types import FrameType
 from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.distributed.world import World
-from tf_ipu_dp.runs.records import StopReason
+from tf_ipu_dp.runs.records import BestWeights, Scores, StopReason
 
 # How often instances exchange metrics and stop requests; each exchange costs some milliseconds.
 _EXCHANGE_PERIOD_S = 0.25
@@ -28,7 +29,10 @@ class SignalHandler:
         self._info, self._warning = info, warning
 
     def __enter__(self) -> SignalHandler:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Python lets only the main thread handle signals; a call from another one leaves them to the program.
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        self._before = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,12 +65,6 @@ class EarlyStopping:
         self._losses[step] = loss
         return self.reason()
 
-    def best(self) -> Optional[Tuple[int, float]]:
-        """Returns the step with the lowest loss, the first of several, and the loss; None if no loss was finite."""
-        finite = [(loss, step) for step, loss in self._losses.items() if loss is not None]
-        loss, step = min(finite, default=(0.0, 0))
-        return (step, loss) if finite else None
-
     def reason(self) -> Optional[StopReason]:
         """Returns why the run stops after its last validation, if it does; a resumed run asks before it trains."""
         steps = sorted(self._losses)
@@ -82,6 +80,35 @@ class EarlyStopping:
         )
 
 
+# A metric whose name has one of these is better when it is higher; losses and errors, and all others, when lower.
+_HIGHER_IS_BETTER = ("acc", "top", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "r2", "sensitivity",
+                     "specificity", "hinge_margin", "cosine")  # fmt: skip
+
+
+class BestValidation:
+    """The best validation of a run, by a metric; the first of several that are as good."""
+
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
+        self._higher = any(word in metric.lower() for word in _HIGHER_IS_BETTER) and "loss" not in metric.lower()
+        self.best: Optional[BestWeights] = None
+
+    def add(self, step: int, scores: Scores) -> None:
+        """Adds a validation; UsageError if it has no such metric."""
+        try:
+            value = scores.by_name(self._metric)
+        except KeyError:
+            known = ["loss", *(["accuracy", "top5"] if scores.top1 is not None else []), *scores.metrics]
+            raise cli.UsageError(
+                f"--keep_best={self._metric} is not a metric of this task. Use --keep_best={cli.alternatives(known)}."
+            ) from None
+        if value is None:
+            return
+        best = self.best.value if self.best else None
+        if best is None or (value > best if self._higher else value < best):
+            self.best = BestWeights(step, scores.loss, "", self._metric, value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """The combined values of all instances after an execution."""
@@ -92,6 +119,7 @@ class Exchange:
     time_is_up: bool  # by the leader's clock
     log_now: bool  # by the leader's clock
     numbers: Tuple[Sequence[float], ...]  # of every instance, as they were given
+    others: Tuple[float, ...] = ()  # means of further metrics
 
 
 class InstanceExchange:
@@ -122,15 +150,16 @@ class InstanceExchange:
         log_now: bool,
         execution_s: float,
         numbers: Sequence[float] = (),
+        others: Sequence[float] = (),
     ) -> Exchange:
         """Exchanges this instance's values with the others; the leader's speed decides when the next one is due.
 
-        `numbers` are more to gather, as many on every instance.
+        `numbers` are more to gather, and `others` further means of metrics, as many on every instance.
         """
-        values = (loss, accuracy, signal, time_is_up, log_now, execution_s)
+        values = (loss, accuracy, signal, time_is_up, log_now, execution_s, *others)
         everyone = self._world.gather_numbers([*values, *numbers])
         columns = zip(*(row[: len(values)] for row in everyone))
-        losses, accuracies, signals, times_up, log_requests, seconds = columns
+        losses, accuracies, signals, times_up, log_requests, seconds, *further = columns
         self._executions_left = max(int(_EXCHANGE_PERIOD_S / max(seconds[0], 1e-3)), 1)
         self.step_before, self.last_step = self.last_step, step
         return Exchange(
@@ -140,6 +169,7 @@ class InstanceExchange:
             bool(times_up[0]),
             bool(log_requests[0]),
             tuple(row[len(values) :] for row in everyone),
+            tuple(map(_mean, further)),
         )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Mapping, Optional, Tuple
+from typing import Iterable, Optional
 
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs.records import Scores, StopReason, ValidationRecord
+from tf_ipu_dp.runs.records import BestWeights, Scores, StopReason, ValidationRecord
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.reporting import Reporting
 from tf_ipu_dp.training.session import TrainingSession
-from tf_ipu_dp.training.stop import EarlyStopping
+from tf_ipu_dp.training.stop import BestValidation, EarlyStopping
 
 
 class Validation:
@@ -32,11 +32,16 @@ class Validation:
         self._clock, self._reporting, self._console = clock, reporting, console
         self._patience = cfg.early_stop or 0
         self._early_stopping = EarlyStopping(self._patience, {})
+        self._best = BestValidation(cfg.best_metric or "loss")
         self.scores: Optional[Scores] = None  # of the last validation
 
-    def add_past(self, losses: Mapping[int, Optional[float]]) -> None:
-        """Adds the losses of validations before a resumption, by step."""
-        self._early_stopping = EarlyStopping(self._patience, losses)
+    def add_past(self, past: Iterable[ValidationRecord]) -> None:
+        """Adds the validations before a resumption."""
+        past = list(past)
+        self._early_stopping = EarlyStopping(self._patience, {record.step: record.loss for record in past})
+        for record in past:
+            scores = Scores(record.samples or 0, record.loss, record.accuracy, record.top5, record.metrics)
+            self._best.add(record.step, scores)
 
     def run(self, step: int) -> Scores:
         """Validates the weights after a step, and records the scores."""
@@ -46,9 +51,12 @@ class Validation:
         with self._clock.evaluating() as seconds:
             self.scores = scores = self._session.evaluate(progress)
             epoch = step / self._plan.epochs.updates_per_epoch
-            record = ValidationRecord(step, epoch, scores.loss, scores.top1, scores.top5, seconds(), scores.samples)
+            record = ValidationRecord(
+                step, epoch, scores.loss, scores.top1, scores.top5, seconds(), scores.samples, scores.metrics
+            )
         self._reporting.write(record)
         self._early_stopping.add(step, scores.loss)
+        self._best.add(step, scores)
         return scores
 
     def is_missing(self, step: int, *, at_end_of_epoch: bool) -> bool:
@@ -63,13 +71,13 @@ class Validation:
         return at_end_of_epoch and not settled
 
     def is_best(self, step: int) -> bool:
-        """Whether the validation after a step has the lowest loss so far, by what the leader knows."""
-        best = self._early_stopping.best()
-        return self._world.broadcast_from_leader("yes" if best and best[0] == step else "no") == "yes"
+        """Whether the validation after a step is the best so far, by what the leader knows."""
+        best = self._best.best
+        return self._world.broadcast_from_leader("yes" if best and best.step == step else "no") == "yes"
 
-    def best(self) -> Optional[Tuple[int, float]]:
-        """Returns the step with the lowest loss, and the loss, on the leader."""
-        return self._early_stopping.best()
+    def best(self) -> Optional[BestWeights]:
+        """Returns the best validation so far, without its checkpoint, on the leader."""
+        return self._best.best
 
     def early_stop(self) -> Optional[StopReason]:
         """Returns the leader's reason to stop early, if the validation loss no longer improves."""

@@ -26,16 +26,20 @@ FLAGS = [
     "executable_cache",
     "export",
     "format",
+    "freeze",
     "global_batch_size",
     "gradient_accumulation",
     "hosts",
     "image_size",
+    "init_from",
     "input_only",
     "instances",
     "ipus",
     "json",
+    "keep_best",
     "keep_checkpoints",
     "l2",
+    "label_column",
     "label_smoothing",
     "learning_rate",
     "log_every",
@@ -60,11 +64,13 @@ FLAGS = [
     "run_dir",
     "sdk",
     "seed",
+    "skip_bad_samples",
     "stall_timeout",
     "time_limit",
     "track",
     "updates_per_epoch",
     "validate",
+    "validation_split",
     "warmup_epochs",
     "weight_decay",
     "weights",
@@ -93,21 +99,22 @@ def test_a_flag_that_is_left_open_says_what_is_decided_for_it():
 
 def test_a_checkpoint_is_tied_to_the_flags_that_change_the_weights():
     assert sorted(train_flags.names_tied_to_weights()) == [
-        "augment", "dataset", "global_batch_size", "image_size", "loss_scaling", "model", "momentum", "norm",
-        "optimizer", "precision", "reduction", "seed", "updates_per_epoch", "weight_decay",
+        "augment", "dataset", "freeze", "global_batch_size", "image_size", "label_column", "loss_scaling", "model",
+        "momentum", "norm", "optimizer", "precision", "reduction", "seed", "skip_bad_samples", "updates_per_epoch",
+        "validation_split", "weight_decay",
     ]  # fmt: skip
-    assert train_flags.names_tied_for_evaluation() == ("model", "norm", "dataset", "image_size")
+    assert train_flags.names_tied_for_evaluation() == ("model", "norm", "dataset", "label_column", "image_size")
 
 
 def test_an_evaluation_does_not_need_how_the_training_was_divided():
     assert sorted(train_flags.names_dropped_for_evaluation()) == [
         "checkpoint_every", "device_iterations", "epochs", "global_batch_size", "gradient_accumulation", "hosts",
-        "instances", "updates_per_epoch",
+        "init_from", "instances", "updates_per_epoch",
     ]  # fmt: skip
 
 
 def test_what_depends_on_the_host_may_differ_between_instances():
-    assert sorted(train_flags.names_per_instance()) == ["data_dir", "executable_cache", "hosts", "run_dir"]
+    assert sorted(train_flags.names_per_instance()) == ["data_dir", "executable_cache", "hosts", "init_from", "run_dir"]
 
 
 @pytest.mark.parametrize(
@@ -257,8 +264,23 @@ def test_a_number_that_is_none_is_answered_with_the_numbers_that_are(name, value
 
 
 def test_a_model_that_is_nearly_right_is_offered():
-    with pytest.raises(cli.UsageError, match=r"^--model=resnet51 is not possible. Did you mean --model=resnet50\? It"):
+    with pytest.raises(cli.UsageError, match=r"^--model=resnet51 is not possible: it is none of the models. Did you"):
         train_flags.parse(["--model=resnet51"])
+    with pytest.raises(
+        cli.UsageError, match=r"^--model=mine.py is not possible: it does not name a function of a file"
+    ):
+        train_flags.parse(["--model=mine.py"])
+
+
+@pytest.mark.parametrize("name", ["mine.py:load", "package.module:load", "./photos", "data/table.csv", "~/x.npz"])
+def test_functions_and_paths_are_data_sets_too(name):
+    assert train_flags.parse([f"--dataset={name}"]).dataset == name
+
+
+def test_the_best_are_kept_by_the_loss_unless_a_metric_is_named():
+    words = ([], ["--keep_best"], ["--keep_best=auc"], ["--early_stop=2"], ["--keep_best=accuracy", "--early_stop=2"])
+    found = [train_flags.parse(each).best_metric for each in words]
+    assert found == [None, "loss", "auc", "loss", "accuracy"]
 
 
 def test_modes_that_exclude_each_other_are_named_with_what_each_does():

@@ -235,7 +235,7 @@ def test_validation_has_every_sample_once_in_order_and_then_padding(instances, l
         micro_batches = validate(toy_source(), run, instance=instance)
         assert len(micro_batches) * micro == run.validation.slots_per_instance
         images, labels = (np.concatenate(parts) for parts in zip(*micro_batches))
-        expected = sources.labels_of_validation(toy_source(), run, instance)
+        expected = sources.targets_of_validation(toy_source(), run, instance)
         assert expected.tolist() == list(run.validation.shard(instance)) and expected.dtype == np.int32
         np.testing.assert_array_equal(labels[: len(expected)], expected)
         np.testing.assert_array_equal(images[: len(expected)], originals[expected])
@@ -306,7 +306,7 @@ def test_large_synthetic_images_repeat_rather_than_fill_the_memory(monkeypatch):
     assert source.train.images.shape[0] == 20
     assert sorted(labels_of(train(source, plan_toy(facts), 0, 16))) == sorted(i % 10 for i in range(64))
     run = plan_toy(facts)
-    assert sources.labels_of_validation(source, run, 0).tolist() == [i % 10 for i in range(30)]
+    assert sources.targets_of_validation(source, run, 0).tolist() == [i % 10 for i in range(30)]
 
 
 def test_the_benchmark_of_the_sdk_gives_the_speed_of_a_pipeline():
@@ -437,7 +437,7 @@ def test_validation_of_a_streamed_set_shows_the_middle_of_every_image_once(prepa
     for instance in range(4):
         micro_batches = validate(source, run, instance=instance)
         assert len(micro_batches) * 3 == run.validation.slots_per_instance
-        labels = sources.labels_of_validation(source, run, instance)
+        labels = sources.targets_of_validation(source, run, instance)
         images = np.concatenate([images for images, _ in micro_batches])
         assert labels_of(micro_batches)[: len(labels)] == labels.tolist() and labels.dtype == np.int32
         assert not images[len(labels) :].any()

@@ -1,0 +1,194 @@
+"""Data of users: what functions return and what paths have, as splits and facts, and the sentences for mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_ipu_dp
+from tf_ipu_dp import cli, user_code
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import facts, own_data, own_paths
+from tf_ipu_dp.datasets.info import DatasetInfo, Group, TensorInfo
+
+RANDOM = np.random.RandomState(0)
+FLOATS = RANDOM.normal(size=(20, 3))
+LABELS = np.arange(20) % 4
+
+
+def load(returned, *words):
+    """Returns the data of a function that returns this."""
+    reference = user_code.register(lambda: returned, "data")
+    return own_data.load(train_flags.parse([f"--dataset={reference}", *words]))
+
+
+def refusal(returned, *words):
+    with pytest.raises(cli.UsageError) as caught:
+        load(returned, *words)
+    assert len(caught.value.sentences) == 1
+    return str(caught.value)
+
+
+def test_arrays_of_any_structure_are_described_and_gathered():
+    inputs = {"b": FLOATS, "a": (np.zeros([20], np.int64), np.ones([20, 2, 2], bool))}
+    targets = (FLOATS[:, 0], LABELS.reshape(20, 1) * 1.5)
+    found = load(((inputs, targets), (inputs, targets)))
+    assert found.facts.inputs == Group(
+        ("a", "b"), (Group((), (TensorInfo((), "int32"), TensorInfo((2, 2), "bool"))), TensorInfo((3,), "float32"))
+    )
+    assert found.facts.targets == Group((), (TensorInfo((), "float32"), TensorInfo((1,), "float32")))
+    assert found.facts.input_shape == {"a": ((), (2, 2)), "b": (3,)}
+    assert not found.facts.is_classification
+    np.testing.assert_array_equal(found.validation.read_targets(range(3, 7))[0], FLOATS[3:7, 0].astype(np.float32))
+    again = DatasetInfo.from_json(found.facts.to_json())
+    assert again == found.facts
+
+
+def test_whole_numbers_are_classes_and_8_bit_images_are_images():
+    found = load(((FLOATS, LABELS), (FLOATS, LABELS[:, None])))
+    assert found.facts.classes == 4 and found.facts.inputs == TensorInfo((3,), "float32")
+    images = RANDOM.randint(0, 256, (20, 8, 6)).astype(np.uint8)
+    found = load(((images, LABELS), (images, LABELS)), "--image_size=28")
+    assert (found.facts.height, found.facts.width, found.facts.channels, found.facts.classes) == (28, 28, 1, 4)
+    assert found.facts.inputs is None and found.train.images.shape == (20, 28, 28, 1)
+
+
+def test_a_share_is_held_out_by_the_seed_and_nothing_is_lost():
+    numbers = np.arange(50, dtype=np.float32)[:, None]
+    data = tf_ipu_dp.Data((numbers, numbers))
+    found, again = (load(data, "--validation_split=0.1", "--seed=3") for _ in range(2))
+    assert (found.facts.train_samples, found.facts.validation_samples) == (45, 5)
+    together = np.concatenate([found.train.inputs, found.validation.inputs])
+    assert sorted(together.ravel()) == list(range(50))
+    np.testing.assert_array_equal(found.validation.inputs, again.validation.inputs)
+    other = load(data, "--validation_split=0.1", "--seed=4")
+    assert not np.array_equal(found.validation.inputs, other.validation.inputs)
+
+
+def test_streams_are_described_by_their_samples():
+    stream = tf.data.Dataset.from_tensor_slices((FLOATS, LABELS))
+    found = load(tf_ipu_dp.Data(stream, stream.take(7), classes=4))
+    assert found.facts.streamed and found.facts.classes == 4
+    assert (found.facts.train_samples, found.facts.validation_samples) == (20, 7)
+    np.testing.assert_array_equal(found.validation.read_targets(range(2, 7)), LABELS[2:7])
+    unknown = stream.filter(lambda _, label: label < 2)
+    assert "streams training samples without a known length" in refusal((unknown, stream))
+    assert load(tf_ipu_dp.Data(unknown, stream, train_samples=10, classes=4)).facts.train_samples == 10
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned None. It returns ((inputs, targets)"),
+        ([FLOATS, FLOATS, FLOATS], "returned a list of 3 (an array of 20 x 3 float64, "),
+        (tf_ipu_dp.Data(FLOATS), "returned an array of 20 x 3 float64 for training. It is a pair"),
+        (((FLOATS, LABELS[:19]), (FLOATS, LABELS)), "has arrays of 19 or 20 samples for training; all need the same"),
+        (((FLOATS[:0], LABELS[:0]), (FLOATS, LABELS)), "has no samples for training."),
+        (
+            ((FLOATS, LABELS), (FLOATS[:, :2], LABELS)),
+            "has inputs of 3 float32 for training, but of 2 float32 for valid",
+        ),
+        (((np.array(["a"] * 20), LABELS), (FLOATS, LABELS)), "and models take numbers. Turn texts into numbers"),
+        (((FLOATS, LABELS - 1), (FLOATS, LABELS)), "has the label -1 among labels that are 0 to 3 for 4 classes."),
+        (
+            tf_ipu_dp.Data((FLOATS, LABELS), (FLOATS, LABELS), classes=3),
+            "has the label 3 among labels that are 0 to 2 for 3 classes.",
+        ),
+        (
+            tf_ipu_dp.Data((FLOATS, LABELS), (FLOATS, LABELS), class_names=["a", "b"]),
+            "has the label 3 among labels that are 0 to 1 for 2 classes.",
+        ),
+        (((np.where(FLOATS > 1, np.nan, FLOATS), LABELS), (FLOATS, LABELS)), "has NaN or infinite numbers in the tr"),
+        (((np.full([20], 2**40), LABELS), (FLOATS, LABELS)), "that do not fit 32 bits"),
+    ],
+)
+def test_wrong_returns_are_one_sentence(returned, words):
+    said = refusal(returned)
+    assert words in said and said.startswith("--dataset=__main__:data ")
+
+
+def from_path(path, *words):
+    cfg = train_flags.parse([f"--dataset={path}", *words])
+    assert facts.is_own_path(cfg)
+    own_paths.require_known(path, str(path))
+    return own_data.load(cfg)
+
+
+def write_images(folder, sizes):
+    for name, count in sizes.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            image = np.full([30, 34, 3], 20 * number, np.uint8)
+            (folder / name / f"{number}.png").write_bytes(tf.io.encode_png(image).numpy())
+
+
+def test_a_folder_of_images_for_each_class(tmp_path):
+    write_images(tmp_path / "one", {"cat": 6, "dog": 4})
+    found = from_path(tmp_path / "one", "--validation_split=0.3")
+    assert (found.facts.height, found.facts.width, found.facts.channels) == (30, 34, 3)
+    assert found.facts.class_names == ("cat", "dog") and found.facts.train_samples == 7
+    assert found.facts.taken_for == "a folder of images in 2 classes, validation held out"
+    write_images(tmp_path / "two" / "train", {"cat": 3, "dog": 3})
+    write_images(tmp_path / "two" / "val", {"cat": 1, "dog": 2})
+    found = from_path(tmp_path / "two", "--image_size=28")
+    assert (found.facts.train_samples, found.facts.validation_samples, found.facts.height) == (6, 3, 28)
+    (tmp_path / "one" / "cat" / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(cli.UsageError, match=r"has 1 image of 11 that cannot be decoded: .*bad.jpg. Remove them, or"):
+        from_path(tmp_path / "one")
+    assert from_path(tmp_path / "one", "--skip_bad_samples").facts.train_samples == 8
+    (tmp_path / "one" / "eel").mkdir()
+    with pytest.raises(cli.UsageError, match="has no images of the class 'eel'"):
+        from_path(tmp_path / "one")
+
+
+def test_an_npz_file_with_the_names_of_keras(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=FLOATS, y_train=LABELS, x_test=FLOATS[:5], y_test=LABELS[:5])
+    found = from_path(tmp_path / "a.npz")
+    assert (found.facts.train_samples, found.facts.validation_samples, found.facts.classes) == (20, 5, 4)
+    np.savez(tmp_path / "b.npz", images=FLOATS)
+    with pytest.raises(cli.UsageError, match="has images; it needs x_train and y_train, as in Keras"):
+        from_path(tmp_path / "b.npz")
+    (tmp_path / "c.npz").write_bytes(b"PK not a zip file")
+    with pytest.raises(cli.UsageError, match=r"c.npz cannot be read \("):
+        from_path(tmp_path / "c.npz")
+
+
+def test_a_csv_file_with_a_column_of_labels(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,kind\n" + "".join(f"{n},{n / 2},{'red' if n % 2 else 'blue'}\n" for n in range(10)))
+    found = from_path(path, "--label_column=kind")
+    assert found.facts.class_names == ("blue", "red") and found.facts.inputs == TensorInfo((2,), "float32")
+    assert dict(found.facts.given) == {"columns": ["x", "y"]}
+    with pytest.raises(cli.UsageError, match="has no column 'label', only x, y or kind. Name the one to learn with"):
+        from_path(path)
+    with pytest.raises(cli.UsageError, match="has 'blue' in column 'kind', line 2, which is not a number"):
+        from_path(path, "--label_column=x")
+    path.write_text("x,label\n1,0.5\n2\n")
+    with pytest.raises(cli.UsageError, match="has 1 values in line 3, but 2 columns"):
+        from_path(path)
+
+
+@pytest.mark.parametrize("name", ["nowhere.npz", "./nowhere"])
+def test_a_path_that_is_not_there_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(cli.UsageError, match=re.escape(f"--dataset={name} is n")):
+        facts.find(train_flags.parse([f"--dataset={name}"]))
+
+
+def test_facts_are_kept_by_the_content_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text("def build(classes): pass\n")
+    cfg = train_flags.parse(["--model=mine.py:build", "--dataset=mine.py:load"])
+    with pytest.raises(cli.UsageError, match="has not been planned here yet"):
+        facts.find(cfg, may_load=False)
+    known = dataclasses.replace(load(((FLOATS, LABELS), (FLOATS, LABELS))).facts, name="mine.py:load")
+    facts.keep(cfg, known)
+    assert facts.find(cfg, may_load=False) == known
+    (tmp_path / "mine.py").write_text("def build(norm): pass\n")
+    with pytest.raises(cli.UsageError, match="has not been planned here yet"):
+        facts.find(cfg, may_load=False)

@@ -1,0 +1,203 @@
+"""Scores of a task with its own loss and metrics: every sample counts once, on any number of instances and replicas.
+
+Losses are computed sample by sample, and added up as 64-bit numbers. Metrics are Keras': the numbers that they count are
+added up over the instances before the result is taken, as tf.distribute does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ipu_dp import cli, user_code
+from tf_ipu_dp.datasets.info import Structure, TensorInfo, map_structure
+from tf_ipu_dp.distributed.world import World
+from tf_ipu_dp.runs import records
+from tf_ipu_dp.task import Task
+
+_CHUNK = 256  # samples
+
+
+class TaskScorer:
+    """Scores outputs of a model by a task's loss and metrics, outside any strategy."""
+
+    def __init__(self, model: Any, task: Task, name: str) -> None:
+        self._name, self._names = name, list(model.output_names)
+        self._shapes = [tuple(each.shape[1:]) for each in model.outputs]
+        self._losses = self._by_output(task.loss)
+        weights = self._by_output(task.loss_weights) if task.loss_weights is not None else [1.0] * len(self._names)
+        self._weights = [1.0 if each is None else float(each) for each in weights]
+        self._probe: Optional[Any] = None
+        if task.metrics:
+            # A model that returns what it is given, so that Keras resolves the metrics as it does for the real one.
+            inputs = [tf.keras.Input(each.shape[1:], dtype=tf.float32) for each in model.outputs]
+            outputs = [
+                tf.keras.layers.Activation("linear", name=each)(tensor) for each, tensor in zip(self._names, inputs)
+            ]
+            self._probe = tf.keras.Model(inputs, outputs[0] if len(outputs) == 1 else outputs)
+            self._probe.compile(metrics=tf.nest.map_structure(self._copy, task.metrics))
+
+    def try_out(self, targets: Optional[Structure]) -> Tuple[str, ...]:
+        """Returns the names of what is counted besides the loss; UsageError for a loss or metric that does not work.
+
+        Computes them for two samples of zeros. `targets` describes those of the data; None: class numbers.
+        """
+
+        def zeros(each: TensorInfo) -> Any:
+            return np.zeros([2, *each.shape], each.dtype)
+
+        expected = self._targets(map_structure(zeros, targets or TensorInfo((), "int32")))
+        predicted: List[Any] = [np.zeros([2, *(size or 1 for size in shape)], np.float32) for shape in self._shapes]
+        try:
+            pairs = [_match(each, given) for each, given in zip(expected, predicted)]
+            for loss, pair in zip(self._losses, pairs):
+                if loss is not None:
+                    self._sample_losses(loss, *pair)
+            if self._probe is not None:
+                self._prepare_metrics(predicted, expected)
+        except cli.UsageError:
+            raise
+        except Exception as error:  # any: losses and metrics are the user's
+            described = str(targets or "class numbers")
+            raise cli.UsageError(
+                f"--model={self._name} has a loss or metric that fails for targets of {described} and outputs of "
+                f"{' and '.join(' x '.join(map(str, shape)) or 'one number' for shape in self._shapes)}: "
+                f"{user_code.describe_error(error, self._name)}"
+            ) from error
+        names = [f"{name}_loss" for name, loss in zip(self._names, self._losses) if loss is not None]
+        counted = [each.name for each in self._probe.compiled_metrics.metrics] if self._probe is not None else []
+        return (*(names if len(self._names) > 1 else []), *counted)
+
+    def score(self, outputs: Any, targets: Any, world: World) -> records.Scores:
+        """Returns the scores over the samples of all instances; this one's are given. Called by all instances."""
+        predicted: List[Any] = [np.asarray(each, np.float32) for each in _listed(outputs)]
+        expected = self._targets(targets)
+        count = len(expected[0])
+        totals: Any = np.zeros(len(self._names), np.float64)
+        if self._probe is not None:
+            self._prepare_metrics(predicted, expected)
+        for first in range(0, count, _CHUNK):
+            some = slice(first, min(first + _CHUNK, count))
+            pairs = [_match(each[some], given[some]) for each, given in zip(expected, predicted)]
+            for place, (loss, pair) in enumerate(zip(self._losses, pairs)):
+                if loss is not None:
+                    totals[place] += self._sample_losses(loss, *pair).sum()
+            if self._probe is not None:
+                self._update_metrics(pairs)
+        summed = world.sum_over_instances([count, *totals])
+        samples, losses = summed[0], [total / summed[0] for total in summed[1:]]
+        total = sum(weight * loss for weight, loss in zip(self._weights, losses))
+        found: Dict[str, Optional[float]] = {}
+        if len(self._names) > 1:
+            named = zip(self._names, losses, self._losses)
+            found = {f"{name}_loss": records.finite(loss) for name, loss, given in named if given is not None}
+        if self._probe is not None:
+            found.update(self._sum_metrics(world))
+        return records.Scores(int(samples), records.finite(total), None, None, found)
+
+    def _by_output(self, given: Any) -> List[Any]:
+        """Returns one entry for each output: by name, in order, or the same for all."""
+        if isinstance(given, dict):
+            unknown = sorted(set(given) - set(self._names))
+            if unknown:
+                raise cli.UsageError(
+                    f"--model={self._name} has a loss for {unknown[0]!r}; its outputs are "
+                    f"{cli.alternatives(self._names)}."
+                )
+            found = [given.get(name) for name in self._names]
+        elif isinstance(given, (list, tuple)):
+            found = list(given)
+        else:
+            found = [given] * len(self._names)
+        if len(found) != len(self._names):
+            raise cli.UsageError(
+                f"--model={self._name} has {len(found)} losses for {len(self._names)} outputs "
+                f"({cli.alternatives(self._names)})."
+            )
+        return [tf.keras.losses.get(each) if isinstance(each, str) else each for each in found]
+
+    def _targets(self, targets: Any) -> List[Any]:
+        if isinstance(targets, dict):
+            missing = [name for name in self._names if name not in targets]
+            if missing:
+                raise cli.UsageError(
+                    f"--model={self._name} has the output {missing[0]!r}, for which the data has no targets: it has "
+                    f"{cli.alternatives(sorted(targets))}."
+                )
+            return [targets[name] for name in self._names]
+        found = list(targets) if isinstance(targets, tuple) else [targets]
+        if len(found) != len(self._names):
+            raise cli.UsageError(
+                f"--model={self._name} has {cli.count(len(self._names), 'output')}, but the data has "
+                f"{cli.count(len(found), 'target')}."
+            )
+        return found
+
+    def _sample_losses(self, loss: Any, targets: Any, outputs: Any) -> Any:
+        """Returns a loss for each sample. A loss that returns one number for all gets one sample at a time."""
+        call = loss.call if isinstance(loss, tf.keras.losses.Loss) else loss
+        values: Any = np.asarray(call(targets, outputs), np.float64)
+        if values.ndim and values.shape[0] == len(targets):
+            return values.reshape(len(targets), -1).mean(axis=1)
+        single: List[Any] = [
+            np.asarray(call(targets[i : i + 1], outputs[i : i + 1]), np.float64) for i in range(len(targets))
+        ]
+        return np.array([value.mean() for value in single])
+
+    def _copy(self, metric: Any) -> Any:
+        """Returns a metric outside the strategy that the model's was made in."""
+        if not isinstance(metric, tf.keras.metrics.Metric):
+            return metric
+        try:
+            return type(metric).from_config(metric.get_config())
+        except Exception as error:  # a metric of the user may have any constructor
+            raise cli.UsageError(
+                f"--model={self._name} has the metric {metric.name!r}, which cannot be made again from its get_config() "
+                f"({cli.first_line(str(error))}). Give it a get_config with the arguments of its constructor."
+            ) from error
+
+    def _prepare_metrics(self, predicted: List[Any], expected: List[Any]) -> None:
+        """Makes the metrics, also on an instance without samples, and sets them back."""
+        metrics = self._probe.compiled_metrics  # type: ignore[union-attr]
+        if not metrics.built:
+            zeros = [
+                _match(np.zeros([1, *each.shape[1:]], each.dtype), np.zeros([1, *given.shape[1:]], given.dtype))
+                for each, given in zip(expected, predicted)
+            ]
+            self._update_metrics(zeros)
+        for metric in metrics.metrics:
+            metric.reset_state()
+
+    def _update_metrics(self, pairs: List[Tuple[Any, Any]]) -> None:
+        targets, outputs = ([pair[place] for pair in pairs] for place in (0, 1))
+        one = len(pairs) == 1
+        self._probe.compiled_metrics.update_state(  # type: ignore[union-attr]
+            targets[0] if one else targets, outputs[0] if one else outputs
+        )
+
+    def _sum_metrics(self, world: World) -> Dict[str, Optional[float]]:
+        found = {}
+        for metric in self._probe.compiled_metrics.metrics:  # type: ignore[union-attr]
+            for state in metric.weights:
+                summed = world.sum_over_instances(np.asarray(state, np.float64).reshape(-1).tolist())
+                state.assign(tf.cast(tf.reshape(summed, state.shape), state.dtype))
+            result: Any = np.asarray(metric.result(), np.float64)
+            found[metric.name] = records.finite(float(result)) if not result.ndim else None
+        return found
+
+
+def _listed(outputs: Any) -> List[Any]:
+    if isinstance(outputs, dict):
+        return [outputs[name] for name in outputs]
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _match(targets: Any, outputs: Any) -> Tuple[Any, Any]:
+    """Returns targets in the rank and, if both are floating-point numbers, in the type of the outputs, as Keras does."""
+    if targets.ndim == 1 and outputs.ndim == 2:
+        targets = targets[:, None]
+    if targets.dtype.kind == "f":
+        targets = targets.astype(outputs.dtype)
+    return tf.convert_to_tensor(targets), tf.convert_to_tensor(outputs)
