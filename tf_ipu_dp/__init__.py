@@ -17,6 +17,7 @@ _PUBLIC = {
     "Data": ("tf_ipu_dp.task", "Data"),
     "Task": ("tf_ipu_dp.task", "Task"),
     "UsageError": ("tf_ipu_dp.cli", "UsageError"),
+    "open_run": ("tf_ipu_dp.opened_run", "open_run"),
     "plan": ("tf_ipu_dp.python_calls", "plan"),
     "train": ("tf_ipu_dp.train", ""),
 }

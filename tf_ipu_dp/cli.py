@@ -167,8 +167,11 @@ def wants_help(words: Sequence[str]) -> bool:
     return any(word in _HELP_WORDS for word in _until_end_of_flags(words))
 
 
-def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
-    """Sets the flags from the words after the program's name, or refuses the line with all of its mistakes."""
+def parse(words: Sequence[str], fv: flags.FlagValues, *, arguments: bool = False) -> List[str]:
+    """Sets the flags from the words after the program's name, or refuses the line with all of its mistakes.
+
+    Returns the words that belong to no flag; they are mistakes unless the command takes `arguments`.
+    """
     if "--version" in _until_end_of_flags(words):
         raise Answer(f"tf_ipu_dp {__version__}\n")
     fv.set_gnu_getopt(True)
@@ -192,9 +195,11 @@ def parse(words: Sequence[str], fv: flags.FlagValues) -> None:
         if rest == words or len(sentences) >= _MAX_PROBLEMS:
             break
         words = rest
-    sentences += [f"{shorten(repr(word))} is not expected here; options start with --." for word in positional]
+    if not arguments:
+        sentences += [f"{shorten(repr(word))} is not expected here; options start with --." for word in positional]
     if sentences:
         raise UsageError(*sentences[:_MAX_PROBLEMS])
+    return list(positional)
 
 
 def render_help(

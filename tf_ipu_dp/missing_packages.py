@@ -26,6 +26,8 @@ _PACKAGES = {
     "tensorflow": ("TensorFlow", "host"),
     "tensorflow_datasets": ("tensorflow-datasets", "host"),
     "matplotlib": ("matplotlib", "plots"),
+    "wandb": ("W&B", "wandb"),
+    "mlflow": ("MLflow", "mlflow"),
     "horovod": ("Horovod", "distributed"),
 }
 # How launch/ started this process, if that was without an environment.

@@ -36,7 +36,7 @@ def test_every_command_is_listed_with_a_line_of_its_own(tf_ipu_dp_command):
 
 def test_the_list_has_every_module_that_can_be_started():
     modules = [*PACKAGE.glob("*.py"), *(PACKAGE / "emulator").glob("*.py")]
-    modules += [PACKAGE / room / "__main__.py" for room in ("collectives", "scaling")]
+    modules += [PACKAGE / room / "__main__.py" for room in ("collectives", "runs", "scaling")]
     names = [path.relative_to(PACKAGE).with_suffix("").parts for path in modules if 'if __name__ == "__main__"' in
              path.read_text(encoding="utf-8")]  # fmt: skip
     commands = {".".join(part for part in parts if part != "__main__") for parts in names} - {"", "emulator.coverage"}

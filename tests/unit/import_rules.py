@@ -24,6 +24,8 @@ _COMMAND_ROOMS = (
     "tf_ipu_dp.launch",
     "tf_ipu_dp.list",
     "tf_ipu_dp.monitor",
+    "tf_ipu_dp.predict",
+    "tf_ipu_dp.runs.__main__",
     "tf_ipu_dp.train",
 )
 # They run or ask the command that a word names.
@@ -51,7 +53,10 @@ LAYERS = (
     ("tf_ipu_dp.distributed",),
     ("tf_ipu_dp.monitoring",),
     ("tf_ipu_dp.collectives",),
+    ("tf_ipu_dp.run_catalogue",),
     ("tf_ipu_dp.training",),
+    ("tf_ipu_dp.prediction",),
+    ("tf_ipu_dp.opened_run",),
     ("tf_ipu_dp.scaling", "tf_ipu_dp.python_calls"),
     _COMMAND_ROOMS,
     ("tf_ipu_dp.__main__",),
@@ -64,6 +69,7 @@ COMMANDS = {
     *_ANY_COMMAND,
     "tf_ipu_dp.environment",
     "tf_ipu_dp.collectives",
+    "tf_ipu_dp.runs",
     "tf_ipu_dp.scaling",
     "tf_ipu_dp.training.learn",
     EMULATOR,

@@ -16,7 +16,7 @@ PACKAGE = Path(tf_ipu_dp.__file__).parent
 MODULES = list(import_rules.find_modules(PACKAGE))
 HEAVY = {"tensorflow", "keras", "tf_keras", "horovod", "numpy", "tensorflow_datasets", "matplotlib", "torch"}
 # Rooms that work on tensors. Their modules that do not are imported by commands, and so are checked with these.
-WITH_TENSORFLOW = ("tf_ipu_dp.training", "tf_ipu_dp.datasets", "tf_ipu_dp.emulator")
+WITH_TENSORFLOW = ("tf_ipu_dp.training", "tf_ipu_dp.datasets", "tf_ipu_dp.emulator", "tf_ipu_dp.prediction.predictor")
 # Works on arrays: numpy, but nothing heavier. What plans a job uses of it is light.
 WITH_NUMPY = ("tf_ipu_dp.collectives", "tf_ipu_dp.scaling")
 LIGHT = (
@@ -189,6 +189,8 @@ def test_importing_what_does_not_work_on_tensors_imports_nothing_heavy(names, he
         ("tf_ipu_dp.monitor",),
         ("tf_ipu_dp.doctor", "--help"),
         ("tf_ipu_dp.compare", "--help"),
+        ("tf_ipu_dp.predict", "--help"),
+        ("tf_ipu_dp.runs", "--help"),
         ("tf_ipu_dp.scaling", "--help"),
         ("tf_ipu_dp.emulator.poprun", "--help"),
     ],

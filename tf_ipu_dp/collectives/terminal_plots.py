@@ -84,6 +84,16 @@ def count_axis(count: int, max_ticks: int) -> Axis:
     return Axis(0, max(count, 1), False, tuple((tick, f"{tick:,}") for tick in range(0, count + 1, step)))
 
 
+def value_axis(values: Array, max_ticks: int) -> Axis:
+    """Returns a linear axis that includes all values, with ticks at round numbers."""
+    values = np.asarray(values, dtype=float)
+    low, high = float(values.min()), float(values.max())
+    # A margin keeps marks away from the ends.
+    margin = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = low - margin, high + margin
+    return Axis(low, high, False, tuple((tick, f"{tick:g}") for tick in _even_ticks(low, high, max_ticks)))
+
+
 def mark(number: int, unicode: bool) -> str:
     """Returns the mark of a series."""
     marks = _MARKS if unicode else _ASCII_MARKS

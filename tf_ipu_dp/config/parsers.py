@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence, Tuple
 from absl import flags
 
 from tf_ipu_dp import cli, user_code
-from tf_ipu_dp.config.values import TIME_UNITS, Duration, Hosts, LossScaling, TimeSpan
+from tf_ipu_dp.config.values import TIME_UNITS, TRACKERS, Duration, Hosts, LossScaling, TimeSpan
 
 # Bounds that no job reaches, so that a typing error is refused before anything is calculated with it.
 LARGEST_NUMBER = 2**31 - 1
@@ -180,6 +180,23 @@ class NamesParser(_BaseParser):
         return names
 
 
+class TrackersParser(_BaseParser):
+    """Names of experiment trackers, separated by commas."""
+
+    kind = "names"
+    syntactic_help = f"{cli.alternatives(TRACKERS)}, or several, separated by commas"
+    placeholder = "a,b"
+
+    def parse(self, argument: Any) -> Tuple[str, ...]:
+        """Returns the names, each once."""
+        if isinstance(argument, tuple):
+            return argument
+        names = tuple(dict.fromkeys(name.strip() for name in str(argument).split(",")))
+        if not all(name in TRACKERS for name in names):
+            raise ValueError("it is not a tracker that is known")
+        return names
+
+
 class AscendingNumbersParser(_BaseParser):
     """Ascending numbers above 0, separated by commas."""
 
@@ -240,17 +257,17 @@ class DurationParser(_BaseParser):
 
 
 class TimeParser(_BaseParser):
-    """Times in seconds, minutes or hours."""
+    """Times in seconds, minutes, hours or days."""
 
     kind = "time"
-    syntactic_help = "a time like 90s, 30m or 2h"
-    placeholder = "N[s|m|h]"
+    syntactic_help = "a time like 90s, 30m, 2h or 3d"
+    placeholder = "N[s|m|h|d]"
 
     def parse(self, argument: Any) -> TimeSpan:
         """Returns the time."""
         if isinstance(argument, TimeSpan):
             return argument
-        match = re.fullmatch(r"\s*(\d+)\s*([smh]?)\s*", str(argument), re.ASCII)
+        match = re.fullmatch(r"\s*(\d+)\s*([smhd]?)\s*", str(argument), re.ASCII)
         if not match:
             raise ValueError("it is not a time")
         return TimeSpan(_read_digits(match[1], LARGEST_NUMBER) * TIME_UNITS[match[2] or "s"])

@@ -16,7 +16,7 @@ from absl import flags
 from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config import parsers, recipe
 from tf_ipu_dp.config.parsers import Parser, choice, real, switch, whole
-from tf_ipu_dp.config.values import SCHEDULES, Duration, Hosts, LossScaling, TimeSpan
+from tf_ipu_dp.config.values import SCHEDULES, TRACKERS, Duration, Hosts, LossScaling, TimeSpan
 from tf_ipu_dp.datasets import info
 from tf_ipu_dp.planning import architectures
 
@@ -95,6 +95,7 @@ class TrainConfig(RecipeFlags):
     stall_timeout: TimeSpan
     sdk: str
     executable_cache: Optional[str]
+    track: Optional[Tuple[str, ...]]
     json: bool
     dry_run: bool
     format: str
@@ -334,6 +335,9 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "auto takes the Poplar SDK if it is enabled and finds an IPU."),
         Flag("executable_cache", None, parsers.PathParser(), Effect.RUN,
              "Folder in which the Poplar SDK keeps compiled programs.", "none", per_instance=True),
+        Flag("track", None, parsers.TrackersParser(), Effect.RUN,
+             f"Trackers that get the run's flags and records, too: {cli.alternatives(TRACKERS)}, or several, separated "
+             "by commas. Offline unless their own variables say otherwise.", "none"),
         Flag("json", False, switch(), Effect.RUN, "Print the result (with --dry_run: the plan) as JSON."),
     ),
     "In place of training": (

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Optional, Tuple
 
 SCHEDULES = ("grouped", "interleaved", "sequential")
-TIME_UNITS = {"h": 3600, "m": 60, "s": 1}
+TRACKERS = ("wandb", "mlflow")
+TIME_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,6 @@ _FREE = -1.0  # marks a free IPU among utilisations
 _MAX_BINS = 1200
 _MAX_CURVES = 8  # more IPUs are drawn as a heat map
 _MAX_BANDS = 16
-_MAX_POINTS = 150  # of a curve, that tell their value under the pointer
 _MAX_CELLS = 2000  # of a heat map, that do
 _MIN_PHASE_WIDTH = 1 / 1000  # share of the drawing: a narrower phase would not be visible
 _GAP_PERIODS = 3  # a longer gap between samples is left blank
@@ -326,18 +325,10 @@ def _draw_bands(recording: Recording, bands: timeline.Bands, hidden: int, plot: 
 
 
 def _tell(plot: Any, gid: str, axis: _TimeAxis, positions: Any, values: Any, form: str) -> Titles:
-    """Lays points that cannot be seen over a curve: they tell its values under the pointer."""
-    import numpy as np
-
-    known = np.nonzero(np.isfinite(positions) & np.isfinite(values))[0]
-    chosen = known[:: max(1, -(-len(known) // _MAX_POINTS))]
-    plot.plot(positions[chosen], values[chosen], linestyle="", marker="o", markersize=7, alpha=0, gid=gid)
-    return {
-        gid: [
-            f"{form.format(value)} at {_number(place)} {axis.unit}"
-            for place, value in zip(positions[chosen], values[chosen])
-        ]
-    }
+    """Tells the values of a curve over time under the pointer."""
+    return panels.tell_values(
+        plot, gid, positions, values, lambda place, value: f"{form.format(value)} at {_number(place)} {axis.unit}"
+    )
 
 
 def _finish(plot: Any, recording: Recording, columns: int, handles: Optional[List[Any]] = None) -> None:

@@ -18,6 +18,7 @@ Titles = Dict[str, List[str]]  # texts shown under the pointer, by the id of a g
 
 _WIDTH, _FILE_WIDTH = 5.0, 9.0
 _NOTE_CHARACTERS = 110  # of a line that fits the width of a file
+_MAX_POINTS = 150  # of a curve, that tell their value under the pointer
 _LEGEND_OFFSET = 0.42  # inches below the axes
 _STYLE = (
     "figure{margin:0}.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,34em),1fr));gap:0 2em}"
@@ -77,6 +78,16 @@ def legend_below(plot: Any, columns: int, handles: Optional[Sequence[Any]] = Non
             handles=entries, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, fontsize=8,
             frameon=False, ncols=columns, borderaxespad=0.0, columnspacing=1.2, handlelength=2.4,
         )  # fmt: skip
+
+
+def tell_values(plot: Any, gid: str, positions: Any, values: Any, tell: Callable[[float, float], str]) -> Titles:
+    """Lays points that cannot be seen over a curve: they tell its values under the pointer."""
+    import numpy as np
+
+    known = np.nonzero(np.isfinite(positions) & np.isfinite(values))[0]
+    chosen = known[:: max(1, -(-len(known) // _MAX_POINTS))]
+    plot.plot(positions[chosen], values[chosen], linestyle="", marker="o", markersize=7, alpha=0, gid=gid)
+    return {gid: [tell(place, value) for place, value in zip(positions[chosen], values[chosen])]}
 
 
 def render_panels(panels: Sequence[Panel]) -> str:

@@ -178,6 +178,13 @@ class Store:
         return f"the last good one is {found.path.name}" if found else "there is no good one before it"
 
 
+def find(folder: run_folder.RunFolder, weights: str, warn: Callable[[str], None]) -> Optional[Checkpoint]:
+    """Returns the best checkpoint, which runs with early stopping keep, if `weights` is best; else the newest."""
+    paths = [folder.best, folder.checkpoints] if weights == "best" else [folder.checkpoints]
+    stores = [Store(path, 1, warn) for path in paths]
+    return next((found for found in (store.newest() for store in stores) if found), None)
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Returns the checkpoint in a folder; CheckpointError names what is wrong with it."""
     try:

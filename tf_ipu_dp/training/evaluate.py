@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Optional, TextIO
+from typing import TextIO
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -13,7 +13,7 @@ from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import checkpoints, result_report, run_folder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks
-from tf_ipu_dp.training.console import Console, make_console
+from tf_ipu_dp.training.console import make_console
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 
 
@@ -23,7 +23,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         console = make_console(stderr, instance, os.environ)
         if cfg.run_dir is None:
             raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
-        found = _find_checkpoint(run_folder.RunFolder(Path(cfg.run_dir)), cfg, console)
+        found = checkpoints.find(run_folder.RunFolder(Path(cfg.run_dir)), cfg.weights, console.warning)
         if found is None:
             raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
         session = attach_session(cfg, plan, sdk, instance)
@@ -40,12 +40,3 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         else:
             stdout.write(f"{cli.printable(str(found.path))}: {result_report.render_scores(scores)}\n")
         return 0
-
-
-def _find_checkpoint(
-    folder: run_folder.RunFolder, cfg: TrainConfig, console: Console
-) -> Optional[checkpoints.Checkpoint]:
-    """Returns the best checkpoint, which runs with --early_stop or --keep_best keep, or else the newest."""
-    paths = [folder.best, folder.checkpoints] if cfg.weights == "best" else [folder.checkpoints]
-    stores = [checkpoints.Store(path, cfg.keep_checkpoints, console.warning) for path in paths]
-    return next((found for found in (store.newest() for store in stores) if found), None)

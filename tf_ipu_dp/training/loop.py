@@ -85,7 +85,7 @@ class TrainingLoop:
         self.signals.before_leaving = self.reporting.remove_heartbeat
         with self.reporting.heartbeat():
             resumed = self._resume()
-            with self.reporting.records() as past:
+            with self.reporting.records(self.session.example_images) as past:
                 self.validation.add_past(past)
                 self._train(resumed)
             if self.stop and self.stop.is_failure:

@@ -9,7 +9,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from tf_ipu_dp import cli, sdk, user_code
+from tf_ipu_dp import cli, missing_packages, sdk, user_code
 from tf_ipu_dp.config import parsers
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import download
@@ -24,6 +24,8 @@ def check(cfg: TrainConfig, run: RunPlan) -> None:
         run_folder.check_folder(
             cfg.run_dir, name=folder_name(cfg), now=datetime.now(), needed_bytes=disk_space.needed_bytes(cfg, run)
         )
+        for tracker in cfg.track or ():
+            missing_packages.require(tracker)
     download.require_available(run.dataset, cfg.data_dir)
     if not run.topology.hosts.names:  # other hosts have IPUs of their own
         _check_ipus(cfg, run.topology)

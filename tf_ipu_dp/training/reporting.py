@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import threading
-from typing import Callable, Iterator, List
+from typing import Callable, Iterator, List, Optional
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -18,9 +18,10 @@ from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.runs.stall import Stall
 from tf_ipu_dp.runs.stall_watch import StallWatch
 from tf_ipu_dp.sdk import Sdk
+from tf_ipu_dp.training import trackers
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.sinks import ConsoleSink, HeartbeatSink, MetricsFileSink, Sink
-from tf_ipu_dp.training.tensorboard import TensorBoardSink, render_command
+from tf_ipu_dp.training.tensorboard import Examples, TensorBoardSink, render_command
 
 _WRITE_STALL_WITHIN_S = 5.0
 
@@ -71,7 +72,7 @@ class Reporting:
         self._reporter.remove()
 
     @contextlib.contextmanager
-    def records(self) -> Iterator[List[ValidationRecord]]:
+    def records(self, read_examples: Callable[[], Optional[Examples]]) -> Iterator[List[ValidationRecord]]:
         """Opens the sinks, which continue the folder's records. Yields past validations, on the leader."""
         if not self._world.is_leader:
             yield []
@@ -80,9 +81,15 @@ class Reporting:
         validated = [record for record in past if isinstance(record, ValidationRecord)]
         self._lines.lowest_loss = min((each.loss for each in validated if each.loss is not None), default=math.inf)
         board = self._folder.tensorboard
-        with contextlib.closing(TensorBoardSink(board, self._cfg, past)) as tensorboard:
+        with contextlib.ExitStack() as stack:
+            tensorboard = TensorBoardSink(board, self._cfg, past, read_examples())
+            stack.enter_context(contextlib.closing(tensorboard))
             self._console.info(f"Records go to {self._folder.path}; see them with: {render_command(board)}")
             self._sinks += [MetricsFileSink(self._folder, (record.step for record in validated)), tensorboard]
+            if self._cfg.track:
+                console = self._console
+                opened = trackers.open_trackers(self._cfg, self._folder, past, console.warning, console.info)
+                self._sinks += stack.enter_context(opened)
             yield validated
 
     def write(self, record: MetricsRecord) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import random
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +32,7 @@ from tf_ipu_dp.training.task_scores import TaskScorer
 
 _POLICIES = {"32.32": "float32", "16.32": "mixed_float16", "16.16": "float16"}
 _PREFETCH_DEPTH = 3
+_EXAMPLES = 8  # images for TensorBoard
 # Makes a call into the SDK, which has a name. Who wants to know what the SDK answers passes another than `_call`.
 CallSdk = Callable[[str, Callable[[], Any]], Any]
 
@@ -90,6 +91,22 @@ class TrainingSession:
             return dataset
         # In the order of the outputs, so that no names have to be matched on the device.
         return dataset.map(lambda inputs, targets: (inputs, tuple(targets[name] for name in names)))
+
+    def example_images(self) -> Optional[Tuple[Any, List[str]]]:
+        """Returns some training images as the model sees them, augmented, as 8-bit numbers, with their classes.
+
+        None if the samples are not images that can be shown.
+        """
+        facts = self.plan.dataset
+        if not facts.mean or facts.channels not in (1, 3, 4) or facts.made_on_device:
+            return None
+        images, labels = next(iter(self.make_training(0, self.plan.epochs.device_iterations)))
+        pixels: Any = np.asarray(images[:_EXAMPLES], np.float32)
+        if not self.cfg.eight_bit_io:
+            pixels = 255 * (pixels * np.asarray(facts.deviation) + np.asarray(facts.mean))
+        known = facts.class_names
+        names = [known[label] if label < len(known) else str(label) for label in labels[:_EXAMPLES].numpy().tolist()]
+        return np.clip(np.rint(pixels), 0, 255).astype(np.uint8), names
 
     def evaluate(self, progress: Callable[[], None] = lambda: None) -> records.Scores:
         """Returns the scores over every validation sample, each counted once, on any number of replicas.
@@ -234,7 +251,7 @@ def make_session(
         distributed=device.distributed,
     )
     with strategy.scope():
-        own = call("tf.keras.Model()", lambda: _make_own(cfg, run)) if cfg.has_own_model else None
+        own = call("tf.keras.Model()", lambda: make_own(cfg, run)) if cfg.has_own_model else None
         model = own.model if own else call("tf.keras.Model()", lambda: _make_model(cfg, run))
         if cfg.freeze:
             fine_tuning.freeze(model, cfg.freeze)
@@ -290,7 +307,7 @@ def make_serving_model(cfg: TrainConfig, run: RunPlan, sdk: Sdk, weights: Sequen
     ipu_config.configure_ipu_system()
     stages = run.topology.pipeline_stages
     with sdk.make_strategy(distributed=False).scope():
-        model = _make_own(cfg, run).model if cfg.has_own_model else _make_model(cfg, run)
+        model = make_own(cfg, run).model if cfg.has_own_model else _make_model(cfg, run)
         model.set_weights(weights)
         model.compile(steps_per_execution=stages)
         _set_options(model, cfg, run, sdk, stages, "mean")
@@ -314,7 +331,8 @@ def score(logits: Any, labels: Any) -> records.Scores:
     return records.Scores(samples=count, loss=records.finite(losses.mean()), top1=top1, top5=top5)
 
 
-def _make_own(cfg: TrainConfig, run: RunPlan) -> OwnTask:
+def make_own(cfg: TrainConfig, run: RunPlan) -> OwnTask:
+    """Returns the user's own model with its task, in the precision of the run."""
     tf.keras.mixed_precision.set_global_policy(_POLICIES[run.recipe.precision])
     try:
         return own_models.build(cfg.model, run.dataset, run.model.architecture.norm)
@@ -425,3 +443,18 @@ def _threads() -> int:
 
 def _input_dtype(run: RunPlan) -> str:
     return "float32" if run.recipe.precision == "32.32" else "float16"
+
+
+def make_plain_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
+    """Returns the model of a run as Keras makes it, on no device."""
+    return _make_model(cfg, run)
+
+
+def configure_replicas(sdk: Sdk, replicas: int) -> None:
+    """Attaches one IPU for each of some replicas, for a model that is not planned; UsageError if that is impossible."""
+    ipu_config = sdk.ipu.config.IPUConfig()
+    ipu_config.auto_select_ipus = replicas
+    try:
+        ipu_config.configure_ipu_system()
+    except tf.errors.OpError as error:
+        raise cli.UsageError(f"--ipus={replicas} cannot be attached: {cli.first_line(error.message)}") from error

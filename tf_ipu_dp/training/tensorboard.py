@@ -1,10 +1,10 @@
-"""A run for TensorBoard: curves of training and validation in the same charts, and the flags as hyperparameters."""
+"""A run for TensorBoard: curves of training and validation in the same charts, flags as hyperparameters, images."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Dict, Iterable, Optional, Union
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -12,16 +12,20 @@ import tensorflow as tf
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.runs.records import MetricsRecord, TrainingRecord, ValidationRecord
+from tf_ipu_dp.training.scalars import scalars
 
 # TensorBoard draws the same tag of several folders in one chart.
 _TRAINING, _VALIDATION = "train", "validation"
+Examples = Tuple[Any, Sequence[str]]  # 8-bit images, and the names of their classes
 _EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoardSink:
     """Writes records as scalars. A resumed run is one curve: the records before it are written anew."""
 
-    def __init__(self, folder: Path, cfg: TrainConfig, past: Iterable[MetricsRecord]) -> None:
+    def __init__(
+        self, folder: Path, cfg: TrainConfig, past: Iterable[MetricsRecord], examples: Optional[Examples] = None
+    ) -> None:
         # Event files cannot be truncated to the step of a checkpoint.
         for path in folder.glob(f"**/{_EVENTS}"):
             path.unlink()
@@ -30,6 +34,8 @@ class TensorBoardSink:
             for kind, name in ((TrainingRecord, _TRAINING), (ValidationRecord, _VALIDATION))
         }
         _write_flags(folder, cfg)
+        if examples is not None:
+            self._write_examples(*examples)
         for record in past:
             self._write(record)
         self._flush()
@@ -47,9 +53,15 @@ class TensorBoardSink:
     def _write(self, record: MetricsRecord) -> None:
         # Arrays: TensorFlow keeps a copy of every Python number that it has seen, the steps included.
         with self._writers[type(record)].as_default(step=tf.constant(np.asarray(record.step, np.int64))):
-            for name, number in _scalars(record).items():
+            for name, number in scalars(record).items():
                 if number is not None:
                     tf.summary.scalar(name, np.asarray(number, np.float32))
+
+    def _write_examples(self, images: Any, names: Sequence[str]) -> None:
+        """Writes images of the training set, with the names of their classes below them."""
+        told = ", ".join(f"{number}: {name}" for number, name in enumerate(names))
+        with self._writers[TrainingRecord].as_default(step=0):
+            tf.summary.image("examples", images, max_outputs=len(images), description=told)
 
     def _flush(self) -> None:
         for writer in self._writers.values():
@@ -59,25 +71,6 @@ class TensorBoardSink:
 def render_command(folder: Path) -> str:
     """Returns the command that shows the run."""
     return f"tensorboard --logdir={folder}"
-
-
-def _scalars(record: MetricsRecord) -> Dict[str, Optional[float]]:
-    """Returns the numbers of a record by their tag; shares are per cent, as everywhere that people read them."""
-    shared = {"loss": record.loss, "accuracy_pct": _percent(record.accuracy), **record.metrics}
-    if isinstance(record, ValidationRecord):
-        return {**shared, "top5_pct": _percent(record.top5), "seconds": record.seconds}
-    used = [percent for percent in record.ipu_utilisation_pct.values() if percent is not None]
-    return {
-        **shared,
-        "learning_rate": record.learning_rate,
-        "samples_per_s": record.samples_per_s,
-        "input_wait_s": record.input_wait_s,
-        "ipu_utilisation_pct": sum(used) / len(used) if used else None,  # the mean: many IPUs are one chart
-    }
-
-
-def _percent(share: Optional[float]) -> Optional[float]:
-    return None if share is None else 100 * share
 
 
 def _write_flags(folder: Path, cfg: TrainConfig) -> None:

@@ -67,6 +67,7 @@ FLAGS = [
     "skip_bad_samples",
     "stall_timeout",
     "time_limit",
+    "track",
     "updates_per_epoch",
     "validate",
     "validation_split",
@@ -175,7 +176,7 @@ def test_a_time_has_a_unit_or_is_in_seconds(text, seconds):
     assert train_flags.parse([f"--stall_timeout={text}"]).stall_timeout == values.TimeSpan(seconds)
 
 
-@pytest.mark.parametrize("text", ["-1s", "1.5h", "1d", "", "s", "9" * 5000])
+@pytest.mark.parametrize("text", ["-1s", "1.5h", "1w", "", "s", "9" * 5000])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(cli.UsageError, match="--time_limit="):
         train_flags.parse([f"--time_limit={text}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 import sample_records
 import tensorflow as tf
@@ -74,3 +75,14 @@ def test_tensorflow_keeps_no_copy_of_the_numbers_that_are_written(tmp_path):
     sink.close()
     del step  # a reference to the last one
     assert [sys.getrefcount(step) for step in steps] == before
+
+
+def test_example_images_are_shown_with_their_classes(tmp_path):
+    images = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4, 1)
+    TensorBoardSink(tmp_path, CONFIG, [], (images, ["coat", "bag"])).close()
+    found = event_accumulator.EventAccumulator(str(tmp_path / "train")).Reload()
+    (event,) = found.Tensors("examples")
+    width, height, *encoded = tf.make_ndarray(event.tensor_proto)
+    assert (width, height) == (b"4", b"4")
+    np.testing.assert_array_equal([tf.io.decode_png(each).numpy() for each in encoded], images)
+    assert found.SummaryMetadata("examples").summary_description == "0: coat, 1: bag"
