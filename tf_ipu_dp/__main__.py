@@ -19,7 +19,7 @@ COMMANDS = {
     "monitor": "Shows what the IPUs and the runs do, live, as JSON, recorded, or for Prometheus.",
     "doctor": "Reports what this machine can do, and what is missing.",
     "runs": "Shows a table of runs; shows, compares and deletes them.",
-    "predict": "Predicts with a trained run: images, arrays or a folder in, CSV, JSON or arrays out.",
+    "predict": "Predicts with a trained run: images or arrays in, CSV, JSON or arrays out.",
     "compare": "Compares the trained weights of two runs, layer by layer.",
     "collectives": "Shows what a gradient all-reduce costs, measured and simulated.",
     "scaling": "Runs a scaling study: trains at several sizes, predicts, and explains.",
