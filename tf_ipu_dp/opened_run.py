@@ -96,7 +96,7 @@ class Run:
         found = None
         try:
             planned = trained_run.plan_prediction(self._folder, words, samples=1)
-            found = checkpoints.find(self._folder, weights, lambda _: None)
+            found = checkpoints.find(self._folder.stores_of(weights), lambda _: None)
             reason = f"{self.path} has no good checkpoint and no export. Train it first."
         except cli.UsageError as error:
             reason = str(error)

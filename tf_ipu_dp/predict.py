@@ -138,7 +138,7 @@ def _choose_source(folder: run_folder.RunFolder, given: List[str]) -> _Source:
     run_folder.read_run_flags(folder.path)  # refuses what is not a run
     try:
         planned = trained_run.plan_prediction(folder, given, samples=1)
-        found = checkpoints.find(folder, planned.config.weights, _warn)
+        found = checkpoints.find(folder.stores_of(planned.config.weights), _warn)
         if found is not None:
             return _Source(str(found.path), planned, found, inputs.image_specs(planned.plan.dataset))
         reason = f"{folder.path} has no good checkpoint. Train it first, or give another run."

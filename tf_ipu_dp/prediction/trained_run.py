@@ -12,8 +12,7 @@ from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import facts
 from tf_ipu_dp.planning import plan
-from tf_ipu_dp.runs import run_folder, saved_flags
-from tf_ipu_dp.runs.json_files import read_bytes
+from tf_ipu_dp.runs import run_folder, safe_files, saved_flags
 from tf_ipu_dp.runs.run_folder import RunFolder
 
 CLASSES = "classes.txt"
@@ -44,7 +43,7 @@ def plan_prediction(folder: RunFolder, words: Sequence[str], samples: int) -> Bu
 def read_class_names(folder: RunFolder) -> Tuple[str, ...]:
     """Returns the names of the classes in a run's export; nothing if it has none."""
     try:
-        text = read_bytes(folder.export / CLASSES, _MAX_CLASSES_BYTES).decode("utf-8", "replace")
+        text = safe_files.read_bytes(folder.export / CLASSES, _MAX_CLASSES_BYTES).decode("utf-8", "replace")
     except OSError:
         return ()
     return tuple(text.split("\n")[:-1])

@@ -11,8 +11,8 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.run_catalogue import summaries
 from tf_ipu_dp.run_catalogue.summaries import RunSummary
-from tf_ipu_dp.runs import run_folder
-from tf_ipu_dp.runs.json_files import read_lines, read_object
+from tf_ipu_dp.runs import run_folder, safe_files
+from tf_ipu_dp.runs.json_files import read_object
 from tf_ipu_dp.runs.records import MetricsRecord, TrainingRecord, ValidationRecord
 
 STEP, EPOCH, SECONDS = "step", "epoch", "seconds"
@@ -29,8 +29,6 @@ METRICS: Dict[str, str] = {
 IN_A_TERMINAL = ("validation_accuracy", "loss")
 # Of the folder and the command, and not of what was trained.
 _NOT_COMPARED = ("run_dir", "resume", "json", "dry_run", "format", "evaluate", "input_only")
-_MAX_METRICS_BYTES = 1 << 28
-_MAX_LINE_BYTES = 1 << 20
 _MAX_VALUE = 1e30  # a larger one is not drawn: axes could not be calculated
 _MAX_TEXT = 80
 
@@ -120,7 +118,7 @@ def _read_curves(path: Path, axis: str) -> Dict[str, List[Tuple[float, float]]]:
     found: Dict[str, List[Tuple[float, float]]] = {}
     elapsed = 0.0
     try:
-        lines = read_lines(run_folder.RunFolder(path).metrics, _MAX_METRICS_BYTES, _MAX_LINE_BYTES)
+        lines = safe_files.read_lines(run_folder.RunFolder(path).metrics)
         for record in run_folder.parse_metrics(lines):
             if isinstance(record, TrainingRecord):
                 elapsed = record.elapsed_s

@@ -178,10 +178,9 @@ class Store:
         return f"the last good one is {found.path.name}" if found else "there is no good one before it"
 
 
-def find(folder: run_folder.RunFolder, weights: str, warn: Callable[[str], None]) -> Optional[Checkpoint]:
-    """Returns the best checkpoint, which runs with early stopping keep, if `weights` is best; else the newest."""
-    paths = [folder.best, folder.checkpoints] if weights == "best" else [folder.checkpoints]
-    stores = [Store(path, 1, warn) for path in paths]
+def find(folders: Sequence[Path], warn: Callable[[str], None]) -> Optional[Checkpoint]:
+    """Returns the newest good checkpoint of the first folder that has one."""
+    stores = [Store(path, 1, warn) for path in folders]
     return next((found for found in (store.newest() for store in stores) if found), None)
 
 

@@ -78,6 +78,10 @@ class RunFolder:
         self.export = path / "export"
         self.errors = path / "errors"
 
+    def stores_of(self, weights: str) -> List[Path]:
+        """Returns where to look for a checkpoint: if `weights` is best, first among those that early stopping keeps."""
+        return [self.best, self.checkpoints] if weights == "best" else [self.checkpoints]
+
     def close(self) -> None:
         """Unlocks the folder, as the end of this process does."""
         if self._lock:

@@ -23,7 +23,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
         console = make_console(stderr, instance, os.environ)
         if cfg.run_dir is None:
             raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
-        found = checkpoints.find(run_folder.RunFolder(Path(cfg.run_dir)), cfg.weights, console.warning)
+        found = checkpoints.find(run_folder.RunFolder(Path(cfg.run_dir)).stores_of(cfg.weights), console.warning)
         if found is None:
             raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
         session = attach_session(cfg, plan, sdk, instance)
