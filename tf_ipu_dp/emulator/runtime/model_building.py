@@ -34,13 +34,13 @@ def _build_metrics(model: Any, spec: Any) -> bool:
     batch = tf.nest.flatten(spec[0])[0].shape[0]
     try:
         predicted = [tf.TensorSpec([batch, *output.shape[1:]], output.dtype) for output in outputs]
-        y_pred = predicted[0] if len(predicted) == 1 else predicted
-        if isinstance(spec[1], dict):
-            y_pred = dict(zip(model.output_names, predicted))
-        for container in (model.compiled_loss, model.compiled_metrics):
-            if container is not None and not container._built:
-                build = container.build
-                build(y_pred) if container is model.compiled_loss else build(y_pred, spec[1])
+        # As the model returns them: losses and metrics are kept in that order.
+        y_pred = tf.nest.pack_sequence_as(model._nested_outputs, predicted)
+        if model.compiled_loss is not None and not model.compiled_loss._built:
+            model.compiled_loss.build(y_pred)
+        metrics = model.compiled_metrics
+        if metrics is not None and not metrics._built:
+            metrics.build(y_pred, metrics._conform_to_outputs(y_pred, spec[1]))
     except Exception:
         return False
     return True

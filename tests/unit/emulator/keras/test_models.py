@@ -515,3 +515,19 @@ def test_a_model_without_a_known_input_is_built_by_its_data(scope, make, replica
         model.set_gradient_accumulation_options(accumulation)
         before = model.fit(dataset(), epochs=1, verbose=0).history["loss"][0]
         assert model.fit(dataset(), epochs=5, verbose=0).history["loss"][-1] < before
+
+
+def test_losses_and_metrics_of_named_outputs_meet_their_own_targets(scope):
+    with scope(2).scope():
+        given = tf.keras.Input((3,))
+        # Not in the order of the alphabet.
+        price = tf.keras.layers.Dense(1, kernel_initializer="ones", name="price")(given)
+        high = tf.keras.layers.Dense(1, kernel_initializer="zeros", name="high")(given)
+        model = tf.keras.Model(given, [price, high])
+        losses, metrics = {"price": "mse", "high": "mae"}, {"price": ["mae"], "high": ["mse"]}
+        model.compile(tf.keras.optimizers.SGD(0.0), losses, metrics=metrics)
+        targets = {"price": np.full([8, 1], 5, "float32"), "high": np.full([8, 1], -7, "float32")}
+        dataset = tf.data.Dataset.from_tensor_slices((np.ones([8, 3], "float32"), targets))
+        logs = model.fit(dataset.batch(4, drop_remainder=True), verbose=0).history
+    expected = {"loss": 11.0, "price_loss": 4.0, "high_loss": 7.0, "price_mae": 2.0, "high_mse": 49.0}
+    assert {name: values[-1] for name, values in logs.items()} == expected
