@@ -107,7 +107,7 @@ def pays(model: Any, micro_batch_size: int) -> bool:
 
     They save the sums of gradients per micro batch, and the time between small operations. They cost copies of what
     batch normalisation takes and returns per micro batch. So they do not pay for a model with few weights and large
-    images: ResNet-20 is slower with them, ResNet-50 is much faster (`benchmarks/emulator.py`).
+    images: ResNet-20 is slower with them, ResNet-50 is faster.
     """
     normalised = [layer for layer in _layers(model) if _is_one_of(layer, ["BatchNormalization"])]
     copied = sum(_elements_per_sample(layer) for layer in normalised) * micro_batch_size
