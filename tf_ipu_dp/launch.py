@@ -18,7 +18,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -186,16 +186,12 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    sys.stdout.write(report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout)))
+    sys.stdout.write(report.render_plan(job.plan, cli.width_of(sys.stdout), not cli.supports_unicode(sys.stdout)))
     print(f"\n{command}")
 
 
-def _width(stream: TextIO) -> int:
-    return shutil.get_terminal_size().columns if stream.isatty() else 200
-
-
 def _announce(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
+    cli.announce("launch", text)
 
 
 def _read_allocation(launcher: str) -> List[str]:

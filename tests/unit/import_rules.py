@@ -34,6 +34,8 @@ _ANY_COMMAND = ("tf_ipu_dp.__main__", "tf_ipu_dp.completion")
 LAYERS = (
     ("tf_ipu_dp.missing_packages",),
     ("tf_ipu_dp",),
+    ("tf_ipu_dp.flag_help", "tf_ipu_dp.terminal_text"),
+    ("tf_ipu_dp.flag_mistakes",),
     ("tf_ipu_dp.cli", "tf_ipu_dp.installed_packages", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers"),
     (
         "tf_ipu_dp.environment",

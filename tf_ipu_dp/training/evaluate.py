@@ -37,7 +37,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
             value = {**scores.to_json(), "checkpoint": str(found.path), "step": found.manifest.step}
             stdout.write(f"{json.dumps(value)}\n")
         else:
-            stdout.write(f"{found.path}: {result_report.render_scores(scores)}\n")
+            make_console(stdout, instance, os.environ).info(f"{found.path}: {result_report.render_scores(scores)}")
         return 0
 
 

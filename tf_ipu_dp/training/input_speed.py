@@ -52,9 +52,9 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
             }
             stdout.write(f"{json.dumps(plain(value))}\n")
             return 0
-        stdout.write(
+        make_console(stdout, instance, os.environ).info(
             f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
-            f"model  {needed:,.0f} samples/s\n{verdict.sentence}\n"
+            f"model  {needed:,.0f} samples/s\n{verdict.sentence}"
         )
         return 0
 

@@ -42,7 +42,7 @@ def train(
     """
     console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
-        console.paragraphs(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
+        console.info(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
         made = attach_session(cfg, plan, sdk, instance)
         # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:

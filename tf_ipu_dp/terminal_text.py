@@ -1,0 +1,123 @@
+"""Text for people: as wide as the terminal that shows it, in colours where it shows them; plain and whole in files.
+
+Pure but for `width_of`, which asks a terminal for its size.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import List, Mapping, Optional, Protocol, Sequence, TextIO
+
+COLOURS = {"red": "1;31", "yellow": "33", "green": "32"}
+_LEAST_WIDTH = 12  # of lines and of a table's last column; narrower terminals break them themselves
+_GAP = 2
+_NO_LIMIT = 100_000  # words are broken into lines before
+_COLOUR_CODE = re.compile(r"\033\[[\d;]*m")
+# A command with its flags is never broken, so that it can be copied.
+_COMMAND = r"(?:\S*python[\d.]* -m \S+|\S*launch/[\w.-]+|\btf-ipu-dp \w+|\btensorboard)(?: --?(?:[\w=]\S*)?)*"
+_UNIT = re.compile(rf"(\s*)({_COMMAND}|\S+)")
+
+
+class Terminal(Protocol):
+    """What may be a terminal."""
+
+    def isatty(self) -> bool:
+        """Whether it is one."""
+
+
+class SizedTerminal(Terminal, Protocol):
+    """What may be a terminal, by the number of its file."""
+
+    def fileno(self) -> int:
+        """Returns the number of the open file."""
+
+
+def shows_colour(stream: Terminal, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is a terminal that shows colours, and the user wants them."""
+    return stream.isatty() and environ.get("TERM") not in (None, "", "dumb") and not environ.get("NO_COLOR")
+
+
+def paint(text: str, colour: str, wanted: bool) -> str:
+    """Returns a text in a colour of `COLOURS`, if that is wanted."""
+    return f"\033[{COLOURS[colour]}m{text}\033[0m" if wanted else text
+
+
+def supports_unicode(stream: TextIO) -> bool:
+    """Whether a stream can encode box-drawing characters."""
+    return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Returns `1 replica`, `1,024 replicas`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def first_line(text: str) -> str:
+    """Returns the first line of a library's message that is not blank, to be quoted inside a sentence."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def width_of(stream: SizedTerminal) -> Optional[int]:
+    """Returns the columns of a terminal; None for a file, a pipe and a terminal that does not know its size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
+    except (OSError, ValueError):
+        return None
+
+
+def wrap(text: str, width: Optional[int], indent: str = "  ") -> str:
+    """Returns a text with its lines broken between words to fit a width; as it is without one.
+
+    Lines go on after an `indent`. Those that begin with a blank are code, and stay whole; so does a command, which gets
+    a line of its own if it does not fit: the terminal breaks that without a line feed, and it can be copied.
+    """
+    if width is None:
+        return text
+    return "\n".join(line if line.startswith(" ") else _wrap_line(line, width, indent) for line in text.split("\n"))
+
+
+def render_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: Optional[int], right: Sequence[int] = ()
+) -> str:
+    """Returns a table as plain text; the columns in `right` are aligned to the right.
+
+    The last column is broken between words. A table whose other columns do not fit is a list: a line for each value.
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    before = sum(each + _GAP for each in widths[:-1])
+    if width is not None and any(header) and width < before + min(widths[-1], _LEAST_WIDTH):
+        return "\n".join(render_table(("", ""), list(zip(header, row)), width) for row in rows)
+    left = max(width - before, _LEAST_WIDTH) if width is not None else None
+    return _draw_table(header, [[*row[:-1], wrap(row[-1], left, indent="")] for row in rows], right)
+
+
+def _draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="", pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(header))
+    for number, title in enumerate(header):
+        table.add_column(title, justify="right" if number in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    stream = io.StringIO()
+    Console(file=stream, width=_NO_LIMIT, color_system=None, highlight=False, markup=False).print(table)
+    return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def _wrap_line(line: str, width: int, indent: str) -> str:
+    lines: List[str] = []
+    current = ""
+    for blank, unit in _UNIT.findall(line):
+        if current and _length(current + blank + unit) > max(width, _LEAST_WIDTH):
+            lines.append(current)
+            current = indent + unit
+        else:
+            current += blank + unit
+    return "\n".join([*lines, current])
+
+
+def _length(text: str) -> int:
+    return len(_COLOUR_CODE.sub("", text))
