@@ -21,6 +21,7 @@ from tf_ipu_dp.flag_help import alternatives, describe_choices, flag_form, flag_
 from tf_ipu_dp.terminal_text import (
     count,
     first_line,
+    launchers_width,
     paint,
     render_table,
     shows_colour,
@@ -71,7 +72,7 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         sys.stdout.flush()
         return code
     except UsageError as error:
-        text = render_problems(program, error.sentences, width_of(stderr))
+        text = render_problems(program, error.sentences, _width_of_messages(stderr))
         mark = f"{program}:"
         stderr.write(paint(mark, "red", shows_colour(stderr, os.environ)) + text[len(mark) :])
         return 1
@@ -172,7 +173,7 @@ def render_help(
 
 def announce(program: str, text: str) -> None:
     """Writes a line to stderr, as wide as the terminal if that is one."""
-    sys.stderr.write(wrap(f"{program}: {text}", width_of(sys.stderr)) + "\n")
+    sys.stderr.write(wrap(f"{program}: {text}", _width_of_messages(sys.stderr)) + "\n")
     sys.stderr.flush()
 
 
@@ -197,6 +198,10 @@ def render_problems(program: str, sentences: Sequence[str], width: Optional[int]
         mark = f"  {number}. "
         lines.append(mark + wrap(sentence, width and width - len(mark), " " * len(mark)))
     return "\n".join(lines) + "\n"
+
+
+def _width_of_messages(stream: TextIO) -> Optional[int]:
+    return width_of(stream) or launchers_width(os.environ)
 
 
 def _replace_stdout_by_devnull() -> None:

@@ -104,7 +104,7 @@ def _suggest_flag(name: str, value: str, fv: flags.FlagValues) -> str:
     if flag in fv:
         return f"Use {form.format(value=_shorten(value) or 'VALUE')}."
     # Below this, flags that merely share letters would be offered: --precision for --version.
-    near = get_close_matches(plain, list(fv), n=1, cutoff=0.7)
+    near = get_close_matches(plain, [*fv, "version", "help"], n=1, cutoff=0.7)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
 
 

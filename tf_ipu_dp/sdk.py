@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, List, Mapping, MutableMapping, Optional, Tuple
 
-from tf_ipu_dp import sdk_types
+from tf_ipu_dp import cli, sdk_types
 
 # The device makes images and labels itself. All are 1: random labels would not stay among the classes, and memory that
 # is not initialised may hold NaN. Without --use_synthetic_data, which would make weights and results synthetic too.
@@ -140,7 +140,7 @@ def load(choice: str = "auto", *, needs_ipus: bool = True) -> Sdk:
         raise SdkError(
             f"--sdk=poplar cannot be used: {missing}. Source the Poplar SDK's enable script, or use --sdk=emulator."
         )
-    print(f"sdk: {missing}; using the emulator on this host's CPU.", file=sys.stderr)
+    cli.announce("sdk", f"{missing}; using the emulator on this host's CPU.")
     return _load_emulator()
 
 

@@ -1,6 +1,6 @@
 """Text for people: as wide as the terminal that shows it, in colours where it shows them; plain and whole in files.
 
-Pure but for `width_of`, which asks a terminal for its size.
+Pure but for `width_of` and `launchers_width`, which ask a terminal for its size.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import os
 import re
 from typing import List, Mapping, Optional, Protocol, Sequence, TextIO
 
+# By which the instances of a launcher find the terminals that show what they write to stderr and stdout.
+TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
+RESULT_TERMINAL_VARIABLE = "TF_IPU_DP_RESULT_TERMINAL"
 COLOURS = {"red": "1;31", "yellow": "33", "green": "32"}
-_LEAST_WIDTH = 12  # of lines and of a table's last column; narrower terminals break them themselves
+_LEAST_WIDTH = 12  # of lines; narrower terminals break them themselves
+_LAST_COLUMN = 20  # of a table: with less room, words stand below their row
+_BELOW = "    "
 _GAP = 2
 _NO_LIMIT = 100_000  # words are broken into lines before
 _COLOUR_CODE = re.compile(r"\033\[[\d;]*m")
@@ -67,6 +72,22 @@ def width_of(stream: SizedTerminal) -> Optional[int]:
         return None
 
 
+def launchers_width(environ: Mapping[str, str]) -> Optional[int]:
+    """Returns the columns of the terminal on which a launcher shows what this process writes to stderr, if it does."""
+    path = environ.get(TERMINAL_VARIABLE)
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8", opener=_open_terminal) as terminal:
+            return width_of(terminal)
+    except OSError:
+        return None
+
+
+def _open_terminal(path: str, _: int) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+
+
 def wrap(text: str, width: Optional[int], indent: str = "  ") -> str:
     """Returns a text with its lines broken between words to fit a width; as it is without one.
 
@@ -83,13 +104,21 @@ def render_table(
 ) -> str:
     """Returns a table as plain text; the columns in `right` are aligned to the right.
 
-    The last column is broken between words. A table whose other columns do not fit is a list: a line for each value.
+    The last column is broken between words. Where there is no room for it, a table with titles is a list with a line
+    for each value, and of one without them, what does not fit stands below its row.
     """
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     before = sum(each + _GAP for each in widths[:-1])
-    if width is not None and any(header) and width < before + min(widths[-1], _LEAST_WIDTH):
+    left = None if width is None else width - before
+    if left is None or left >= widths[-1]:
+        return _draw_table(header, rows, right)
+    if not any(header) and left < _LAST_COLUMN:
+        lines = _draw_table(header, [[*row[:-1], row[-1] if len(row[-1]) <= left else ""] for row in rows], right)
+        below = ["" if len(row[-1]) <= left else _indented(row[-1], width) for row in rows]
+        return "".join(f"{line}\n{rest}" for line, rest in zip(lines.splitlines(), below))
+    words = [len(word) for row in rows for word in row[-1].split()]
+    if any(header) and left < max([len(header[-1]), *words]):
         return "\n".join(render_table(("", ""), list(zip(header, row)), width) for row in rows)
-    left = max(width - before, _LEAST_WIDTH) if width is not None else None
     return _draw_table(header, [[*row[:-1], wrap(row[-1], left, indent="")] for row in rows], right)
 
 
@@ -105,6 +134,11 @@ def _draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     stream = io.StringIO()
     Console(file=stream, width=_NO_LIMIT, color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def _indented(text: str, width: Optional[int]) -> str:
+    lines = wrap(text, width and width - len(_BELOW), indent="").split("\n")
+    return "".join(f"{_BELOW}{line}\n" for line in lines)
 
 
 def _wrap_line(line: str, width: int, indent: str) -> str:

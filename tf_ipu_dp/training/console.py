@@ -8,11 +8,15 @@ import threading
 import time
 from typing import Any, Iterator, Mapping, Optional, TextIO, Union
 
-from tf_ipu_dp import cli
-from tf_ipu_dp.distributed import job_process
+from tf_ipu_dp import cli, terminal_text
 
 _TICK_S = 1.0
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+def make_result_console(stdout: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
+    """Returns the console of what a command prints as its result."""
+    return make_console(stdout, instance, environ, terminal_text.RESULT_TERMINAL_VARIABLE)
 
 
 def render_duration(seconds: float) -> str:
@@ -69,12 +73,15 @@ class _SafeStream:
             self._stream = None
 
 
-def make_console(stream: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
+def make_console(
+    stream: TextIO, instance: int, environ: Mapping[str, str], variable: str = terminal_text.TERMINAL_VARIABLE
+) -> Console:
     """Returns the console of an instance: the leader prints everything, the others warnings only.
 
-    The leader behind a launcher has a progress bar too, if the launcher names the terminal that shows it.
+    The leader behind a launcher has a progress bar too, if the launcher names the terminal that shows the stream, in a
+    variable of the environment.
     """
-    path = environ.get(job_process.TERMINAL_VARIABLE)
+    path = environ.get(variable)
     if instance == 0 and path and not stream.isatty():
         with contextlib.suppress(OSError):
             return Console(_LaunchersTerminal(stream, os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)))

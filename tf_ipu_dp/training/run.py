@@ -24,7 +24,7 @@ from tf_ipu_dp.runs.records import RunResult
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, session
-from tf_ipu_dp.training.console import make_console
+from tf_ipu_dp.training.console import make_console, make_result_console
 from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
 from tf_ipu_dp.training.stop import SignalHandler
@@ -49,7 +49,7 @@ def train(
             loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began)
             result = _run_and_save_errors(loop, folder)
         if made.world.is_leader:
-            shown = make_console(stdout, instance, os.environ)
+            shown = make_result_console(stdout, instance, os.environ)
             stdout.write(
                 f"{json.dumps(result.to_json())}\n"
                 if cfg.json
