@@ -122,6 +122,17 @@ def render_table(
     return _draw_table(header, [[*row[:-1], wrap(row[-1], left, indent="")] for row in rows], right)
 
 
+def render_names(texts: Mapping[str, str], width: int) -> str:
+    """Returns names with what each is about, as `--help` lists commands. Needs no other package."""
+    longest = max(map(len, texts))
+    indent = " " * (longest + 2 * _GAP)
+    lines = []
+    for name, text in texts.items():
+        told = wrap(text, width - len(indent), indent="").replace("\n", f"\n{indent}")
+        lines.append(f"{'':{_GAP}}{name:{longest}}{'':{_GAP}}{told}")
+    return "\n".join(lines)
+
+
 def _draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     from rich.console import Console
     from rich.table import Table

@@ -81,13 +81,13 @@ def _run(study: Study, options: Options, found: Parts, folder: StudyFolder) -> i
 
 def _report(words: Sequence[str], found: Parts) -> int:
     """Draws the study in a folder again: all files, and the table."""
-    folders = [word for word in words if not word.startswith("-")]
-    if len(folders) != 1:
-        raise cli.UsageError(f"{_REPORT} takes the folder of one study: python -m tf_ipu_dp.scaling report STUDY_DIR.")
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     flags.DEFINE_bool("json", False, "Print the result as JSON.", flag_values=fv)
     flags.DEFINE_bool("csv", False, "Print the table as CSV.", flag_values=fv)
     cli.parse([word for word in words if word.startswith("-")], fv)
+    folders = [word for word in words if not word.startswith("-")]
+    if len(folders) != 1:
+        raise cli.UsageError(f"{_REPORT} takes the folder of one study: python -m tf_ipu_dp.scaling report STUDY_DIR.")
     folder = StudyFolder(Path(folders[0]).expanduser())
     study = folder.read_study()
     form = parts.JSON if fv["json"].value else parts.CSV if fv["csv"].value else parts.TEXT

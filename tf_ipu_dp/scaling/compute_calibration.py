@@ -1,7 +1,8 @@
 """What a short measurement says about the compute of an update, and how processes that share cores slow it down. Pure.
 
 A shape is what one process does in an update: so many micro batches of one size on so many replicas, beside so many
-other processes on the same machine. The processes of its measurement do not exchange gradients.
+other processes on the same machine. The processes of its measurement do not exchange gradients; by how much that slows
+them down is measured with two of them.
 """
 
 from __future__ import annotations
@@ -47,17 +48,24 @@ class ShapeTime(Record):
     def total_s(self) -> float:
         return self.compute_s + self.input_wait_s + self.optimizer_s + self.overhead_s
 
+    def lasting(self, seconds: float) -> ShapeTime:
+        """Returns the time of an update that takes so long, with the same shares."""
+        names = ("compute_s", "input_wait_s", "optimizer_s", "overhead_s", "deviation_s")
+        return dataclasses.replace(self, **{name: getattr(self, name) * seconds / self.total_s for name in names})
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedExchange(Record):
-    """What the exchange of an update took in a job of two instances that share this machine's cores.
+    """What a job of two instances that share this machine's cores shows of an update's exchange.
 
     Horovod's threads then wait for cores, and the instances for each other: it takes longer than the exchange alone.
+    All else takes longer too: those threads take cores and caches from it, and metrics are exchanged.
     """
 
     INSTANCES: ClassVar[int] = 2
 
-    seconds: float  # waiting included
+    seconds: float  # of the exchange, waiting included
+    longer_s: float  # that all else took, than in as many processes that exchange nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,23 @@ class ComputeCalibration(Record):
         assert found is not None
         longer = {name: getattr(found, name) * turns for name in ("compute_s", "optimizer_s", "overhead_s")}
         return dataclasses.replace(found, shape=shape, **longer)
+
+    def time_beside_exchange(self, shape: Shape) -> Optional[ShapeTime]:
+        """Returns the time of a shape whose processes share cores and exchange gradients, without the exchange itself.
+
+        Two processes take as much longer as was measured. More of them take turns on the cores, also for what Horovod's
+        threads do, but never less time than they take without exchanges.
+        """
+        found = self.time_of(shape)
+        if found is None or self.shared_exchange is None:
+            return found
+        count = SharedExchange.INSTANCES
+        two = self.time_of(dataclasses.replace(shape, processes=count))
+        turns = max(shape.processes, self.cores) / max(count, self.cores)
+        longer_s = found.total_s + turns * self.shared_exchange.longer_s
+        if two is not None:
+            longer_s = turns * (two.total_s + self.shared_exchange.longer_s)
+        return found.lasting(max(found.total_s, longer_s))
 
     def line_of(self, micro_batch_size: int) -> Optional[Tuple[float, float]]:
         """Returns the seconds of an update's compute in one process alone, as a fixed part and one per micro batch.

@@ -2,8 +2,8 @@
 
 Each shape of the cells is trained for a moment by the trainer itself: as many processes at once as a machine of the
 cell has, with their share of the cores, but as jobs of their own, which exchange nothing. Its time is the median of
-windows (`record_windows`). The result is kept in the user's cache, so that later studies of the same model on the same
-machine and versions take no time.
+windows (`record_windows`). What an exchange costs where processes share cores is shown by a job of two. The result is
+kept in the user's cache, so that later studies of the same model on the same machine and versions take no time.
 """
 
 from __future__ import annotations
@@ -86,8 +86,12 @@ def probe(
             known[shape] = min(times, key=lambda each: each.total_s)
         if needs_exchange:
             announce("calibrating the exchange of two instances that share the cores, about 10 s")
-            smallest = min(known, key=lambda shape: shape.samples)
-            exchange = measure_shared_exchange(processes, config, known[smallest])
+            shape = shape_with_exchange(list(known))
+            updates = _job_size(_job_words(config, shape)).updates_per_epoch
+            if shape not in known:
+                fastest = min(known.values(), key=lambda each: each.total_s / each.shape.samples)
+                known[shape] = measure_shape(processes, config, shape, updates, fastest)
+            exchange = measure_shared_exchange(processes, config, known[shape], updates)
     is_new = bool(missing) or needs_exchange
     found = ComputeCalibration(
         date=kept.date if kept and not is_new else date.today().isoformat(),
@@ -161,18 +165,42 @@ def measure_shape(
     return time_of_records(shape, records, config.device_iterations)
 
 
-def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, known: ShapeTime) -> SharedExchange:
-    """Trains two instances on this machine for a moment, and returns what their exchanges of gradients took."""
-    shape = dataclasses.replace(known.shape, processes=SharedExchange.INSTANCES)
-    lines = shape_words(config, shape, None, SharedExchange.INSTANCES * known.total_s)
-    replicas = shape.replicas * shape.processes
-    ipus = replicas * topology.ipus_per_replica(config.requested_stages or 1)
-    records = processes.measure_job([*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"])
-    rows = [each for record in records for each in record.instances]
-    updates = sum(record.executions or 0 for record in records) * config.device_iterations * shape.processes
-    if not updates or any(each.program_collective_s is None for each in rows):
+def shape_with_exchange(shapes: Sequence[Shape]) -> Shape:
+    """Returns what each of two instances does that show what an exchange costs: the least work there is. Pure."""
+    two = [shape for shape in shapes if shape.processes == SharedExchange.INSTANCES]
+    least = min(two or shapes, key=lambda shape: shape.samples)
+    return dataclasses.replace(least, processes=SharedExchange.INSTANCES)
+
+
+def measure_shared_exchange(
+    processes: ProbeProcesses, config: TrainConfig, alone: ShapeTime, updates_per_epoch: int
+) -> SharedExchange:
+    """Trains two instances on this machine for a moment. `alone`: the same work in as many processes of their own."""
+    words = _job_words(config, alone.shape, updates_per_epoch, 2 * alone.total_s)
+    return exchange_of_records(alone, processes.measure_job([*words, "--novalidate"]), config.device_iterations)
+
+
+def exchange_of_records(alone: ShapeTime, records: Sequence[TrainingRecord], iterations: int) -> SharedExchange:
+    """Returns what the records of a job say beside the same work without exchanges. Pure.
+
+    The leader's time counts, which has that between epochs in it, as the processes of `alone` have.
+    """
+    rows = [record.instances[0] for record in records if record.instances and record.executions]
+    if not rows or any(each.program_collective_s is None for each in rows):
         raise cli.UsageError("The calibration of the exchange has no record that was timed.")
-    return SharedExchange(math.fsum(each.program_collective_s or 0.0 for each in rows) / updates)
+    total = record_windows.median_execution_s([records]) / iterations
+    exchanging = math.fsum(each.program_collective_s or 0.0 for each in rows) / math.fsum(each.seconds for each in rows)
+    # Less than nothing is the luck of a moment: what exchanges has more to do.
+    return SharedExchange(total * exchanging, max(total * (1 - exchanging) - alone.total_s, 0.0))
+
+
+def _job_words(
+    config: TrainConfig, shape: Shape, updates_per_epoch: Optional[int] = None, update_s: Optional[float] = None
+) -> List[str]:
+    """Returns the flags of one job with as many instances as a shape has processes."""
+    ipus = shape.replicas * shape.processes * topology.ipus_per_replica(config.requested_stages or 1)
+    lines = shape_words(config, shape, updates_per_epoch, update_s)
+    return [*lines, f"--instances={shape.processes}", f"--ipus={ipus}"]
 
 
 def shape_words(

@@ -6,8 +6,8 @@
              + waiting                                     for cores and for each other
 
 On machines of their own, instances wait for the slowest, which follows from the jitter of the shape. Where they share
-cores, a short job of two instances says by how much an exchange takes longer than it does alone; of more instances it
-takes longer by the same share.
+cores, a short job of two instances says by how much an exchange takes longer than it does alone, of more instances by
+the same share, and by how much all else takes longer beside it, metrics included.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import List, Optional, Sequence
 from tf_ipu_dp.collectives import predict as collective_model
 from tf_ipu_dp.collectives.calibration import Calibration
 from tf_ipu_dp.collectives.fabric import Fabric
-from tf_ipu_dp.scaling.compute_calibration import OURS, ComputeCalibration, shape_of
+from tf_ipu_dp.scaling.compute_calibration import OURS, ComputeCalibration, SharedExchange, shape_of
 from tf_ipu_dp.scaling.records import Cell, CellPrediction, UpdateParts
 
 # What instances exchange for metrics, stop requests and the times of exchanges.
@@ -48,21 +48,23 @@ def predict_cell(
 ) -> Optional[CellPrediction]:
     """Returns the prediction of one cell; None without what it needs."""
     shape = shape_of(cell, on_one_machine=fabric is not None)
-    time = compute.time_of(shape)
+    shares_cores = compute.emulated and shape.processes > 1
+    beside_exchange = shares_cores and cell.instances > 1 and compute.shared_exchange is not None
+    time = compute.time_beside_exchange(shape) if beside_exchange else compute.time_of(shape)
     if time is None or (cell.instances > 1 and (collective is None or cell.engine != OURS)):
         return None
-    shares_cores = compute.emulated and shape.processes > 1
     exchange_s = low_s = high_s = metrics_s = waiting_s = 0.0
     if cell.instances > 1:
         assert collective is not None
         exchange = _all_reduce(compute.bucket_bytes, cell, collective, fabric)
         exchange_s, low_s, high_s = exchange.seconds, exchange.low_s, exchange.high_s
-        metrics_s = _all_reduce([_METRICS_BYTES], cell, collective, fabric).seconds
-        metrics_s *= min(1.0, _METRICS_PER_S * (time.total_s + exchange_s))
-        if shares_cores:
-            waiting_s = _waiting_on_shared_cores(cell, compute, collective)
+        if beside_exchange:
+            assert compute.shared_exchange is not None
+            waiting_s = _waiting_on_shared_cores(cell, compute.shared_exchange, compute.bucket_bytes, collective)
         else:
-            waiting_s = time.deviation_s * expected_maximum(cell.instances)
+            metrics_s = _all_reduce([_METRICS_BYTES], cell, collective, fabric).seconds
+            metrics_s *= min(1.0, _METRICS_PER_S * (time.total_s + exchange_s))
+            waiting_s = 0.0 if shares_cores else time.deviation_s * expected_maximum(cell.instances)
     parts = UpdateParts(
         compute_s=time.compute_s,
         input_wait_s=time.input_wait_s,
@@ -82,15 +84,14 @@ def predict_cell(
     )
 
 
-def _waiting_on_shared_cores(cell: Cell, compute: ComputeCalibration, collective: Calibration) -> float:
+def _waiting_on_shared_cores(
+    cell: Cell, measured: SharedExchange, sizes: Sequence[int], collective: Calibration
+) -> float:
     """Returns how much longer an exchange takes than without a link's limit and with idle cores."""
-    measured = compute.shared_exchange
-    if measured is None:
-        return 0.0
     here = dataclasses.replace(cell, hosts=1)
     two = dataclasses.replace(here, instances=measured.INSTANCES)
-    alone_s = _all_reduce(compute.bucket_bytes, two, collective, None).seconds
-    return max(measured.seconds / alone_s - 1, 0.0) * _all_reduce(compute.bucket_bytes, here, collective, None).seconds
+    alone_s = _all_reduce(sizes, two, collective, None).seconds
+    return max(measured.seconds / alone_s - 1, 0.0) * _all_reduce(sizes, here, collective, None).seconds
 
 
 def expected_maximum(count: int) -> float:

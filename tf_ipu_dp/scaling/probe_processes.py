@@ -84,7 +84,8 @@ class ProbeProcesses:
     def measure_job(self, words: Sequence[str]) -> List[TrainingRecord]:
         """Starts a job of several instances with `launch`, and returns its records."""
         self._stop_program()
-        run_dir, output = self._folder / "job", self._folder / "job.txt"
+        self._starts += 1
+        run_dir, output = self._folder / f"job-{self._starts}", self._folder / f"job-{self._starts}.txt"
         process = start_session(
             _python("tf_ipu_dp.launch", "--", *words, f"--run_dir={run_dir}"), self._variables(), output
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_ipu_dp.scaling import compute_calibration
-from tf_ipu_dp.scaling.compute_calibration import ComputeCalibration, Shape, ShapeTime
+from tf_ipu_dp.scaling.compute_calibration import ComputeCalibration, Shape, ShapeTime, SharedExchange
 from tf_ipu_dp.scaling.records import Cell
 
 SHAPES = st.builds(Shape, st.integers(1, 512), st.integers(1, 32), st.integers(1, 4), st.sampled_from([1, 2, 4]))
@@ -25,6 +27,27 @@ def test_a_cell_has_the_shape_of_one_of_its_processes():
     cell = Cell("a", "tf_ipu_dp", 4, 8, 4, 2, 32, 3, 768, ())
     assert compute_calibration.shape_of(cell, on_one_machine=False) == Shape(32, 6, 2, 2)
     assert compute_calibration.shape_of(cell, on_one_machine=True) == Shape(32, 6, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "total_s"),
+    [
+        (2, 2, 0.016 + 0.01),
+        (2, 4, 2 * (0.016 + 0.01)),  # they take turns on the cores, also for what comes with exchanges
+        (2, 8, 0.106),  # never less than without exchanges
+        (8, 4, 0.036),  # no turns
+    ],
+)
+def test_processes_that_exchange_take_longer_and_turns_on_the_cores(cores, processes, total_s):
+    times = [make_time(0.01, processes=2), make_time(0.03, processes=4), make_time(0.1, processes=8)]
+    found = make_calibration(*times, shared_exchange=SharedExchange(0.005, 0.01))
+    found = dataclasses.replace(found, cores=cores)
+    beside = found.time_beside_exchange(Shape(32, 1, 1, processes))
+    assert beside.total_s == pytest.approx(total_s) and beside.shape.processes == processes
+    alone = found.time_of(beside.shape)
+    assert beside.compute_s / beside.total_s == pytest.approx(alone.compute_s / alone.total_s)
+    nothing = dataclasses.replace(found, shared_exchange=None)
+    assert nothing.time_beside_exchange(beside.shape) == alone
 
 
 @given(st.lists(SHAPES, max_size=30), st.integers(2, 6))

@@ -53,6 +53,30 @@ def test_what_the_device_does_not_report_is_compute():
     assert (found.compute_s, found.input_wait_s, found.optimizer_s) == pytest.approx((0.009, 0.0, 0.0))
 
 
+def make_job_record(update_s, exchange_s, executions=10):
+    leader = make_record(update_s, executions, program_collective_s=exchange_s * executions).instances[0]
+    # What another instance waits is no part of the leader's time.
+    other = dataclasses.replace(leader, instance=1, program_collective_s=update_s * executions)
+    return dataclasses.replace(make_record(update_s, executions), instances=(leader, other))
+
+
+def test_a_job_of_two_says_what_an_exchange_takes_and_how_much_longer_all_else():
+    alone = compute_probe.time_of_records(dataclasses.replace(SHAPE, processes=2), [[make_record(0.01)] * 3], 1)
+    found = compute_probe.exchange_of_records(alone, [make_job_record(0.02, 0.007)] * 3, 1)
+    assert (found.seconds, found.longer_s) == pytest.approx((0.007, 0.003))
+    assert compute_probe.exchange_of_records(alone, [make_job_record(0.012, 0.007)] * 3, 1).longer_s == 0.0
+    disturbed = [make_job_record(0.02, 0.007, 50)] * 4 + [make_job_record(0.2, 0.07, 50)]
+    assert compute_probe.exchange_of_records(alone, disturbed, 1).seconds == pytest.approx(0.007)
+    with pytest.raises(cli.UsageError, match="no record that was timed"):
+        compute_probe.exchange_of_records(alone, [make_record(0.01, executions=0)], 1)
+
+
+def test_an_exchange_is_measured_with_two_instances_that_do_the_least():
+    shapes = [Shape(32, 4, 1, 1), Shape(32, 2, 1, 2), Shape(32, 3, 1, 2), Shape(32, 1, 1, 4)]
+    assert compute_probe.shape_with_exchange(shapes) == shapes[1]
+    assert compute_probe.shape_with_exchange([shapes[0], shapes[3]]) == Shape(32, 1, 1, 2)
+
+
 def test_records_without_timed_executions_are_refused():
     with pytest.raises(cli.UsageError, match="no record that was timed"):
         compute_probe.time_of_records(SHAPE, [[make_record(0.01, executions=0)]], 1)

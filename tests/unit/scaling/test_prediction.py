@@ -60,16 +60,26 @@ def test_instances_that_share_cores_take_the_time_measured_beside_the_others_and
 def test_instances_that_share_cores_wait_by_the_share_that_two_of_them_did():
     alone = {n: collective_model.all_reduce_seconds([BYTES], n, 1, COLLECTIVE).seconds for n in (2, 4)}
     compute = dataclasses.replace(
-        make_compute(make_time(2), make_time(4)), shared_exchange=SharedExchange(1.5 * alone[2])
+        make_compute(make_time(2), make_time(4)), shared_exchange=SharedExchange(1.5 * alone[2], 0.0)
     )
     found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
     assert [each.parts.waiting_s for each in found] == pytest.approx([0.5 * alone[2], 0.5 * alone[4]])
-    faster = dataclasses.replace(compute, shared_exchange=SharedExchange(0.5 * alone[2]))
+    faster = dataclasses.replace(compute, shared_exchange=SharedExchange(0.5 * alone[2], 0.0))
     assert [each.parts.waiting_s for each in prediction.predict([make_cell(2)], faster, COLLECTIVE)] == [0.0]
 
 
+def test_all_else_takes_longer_beside_an_exchange_and_has_the_metrics_in_it():
+    compute = dataclasses.replace(make_compute(make_time(1), make_time(2)), shared_exchange=SharedExchange(0.0, 0.008))
+    one, two = prediction.predict([make_cell(1), make_cell(2)], compute, COLLECTIVE)
+    assert one.parts == dataclasses.replace(one.parts, compute_s=0.01, overhead_s=0.003)  # it exchanges nothing
+    without_exchange = two.parts.total_s - two.parts.collective_s
+    assert without_exchange == pytest.approx(0.016 + 0.008) and two.parts.waiting_s == 0.0
+    assert two.parts.compute_s == pytest.approx(0.015) and two.parts.overhead_s == pytest.approx(0.0045)
+    assert two.low_s < two.update_s < two.high_s
+
+
 def test_a_slow_link_is_not_made_slower_by_shared_cores():
-    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=SharedExchange(0.01))
+    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=SharedExchange(0.01, 0.0))
     fabric = Fabric("slow", 4, Link(rate=1.25e6))
     linked, here = (
         prediction.predict([make_cell(4, hosts=hosts)], compute, COLLECTIVE, given)[0].parts.waiting_s
