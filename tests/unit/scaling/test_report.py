@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ipu_dp.monitoring import drawings, panels
-from tf_ipu_dp.scaling import analysis, charts, published, records, report, report_page, report_text
+from tf_ipu_dp.scaling import analysis, charts, published, records, report, report_notes, report_page
 
 VERDICT = "It stops paying at 2 instances. The cores of this machine limit it."
 
@@ -120,7 +120,7 @@ def test_the_scorecard_counts_the_predictions_that_were_good():
     predictions = [sample_study.make_prediction(cell, error) for cell, error in zip(study.cells, (0.05, -0.2, 0.09))]
     study = dataclasses.replace(study, predictions=tuple(predictions))
     found = analysis.analyse(study, sample_study.make_measurements(study))
-    sentence = report_text.score_sentence(found)
+    sentence = report_notes.score_sentence(found)
     assert (
         "3 cells of tf_ipu_dp: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %."
         in sentence
