@@ -172,8 +172,9 @@ def render_help(
 
 
 def announce(program: str, text: str) -> None:
-    """Writes a line to stderr, as wide as the terminal if that is one."""
-    sys.stderr.write(wrap(f"{program}: {text}", _width_of_messages(sys.stderr)) + "\n")
+    """Writes a line to stderr, with commands as the user starts them, as wide as the terminal if that is one."""
+    line = as_started(f"{program}: {text}", os.environ)
+    sys.stderr.write(wrap(line, _width_of_messages(sys.stderr)) + "\n")
     sys.stderr.flush()
 
 
