@@ -79,6 +79,12 @@ def _render_table(table: Table, options: DisplayOptions) -> List[Line]:
         Column(title, [[(cell, _style(title, cell))] for cell in cells], rank=rank)
         for title, cells, rank in table.numbers
     ]
+    shown = text_layout.fit_columns([*keys, *numbers], options.width)
+    needed = sum(column.width for column in shown) + text_layout.GAP * (len(shown) - 1)
+    if options.width is not None and needed > options.width and not table.texts:
+        titles, cells = zip(*table.columns)
+        text = cli.render_table(titles, [[cell.strip() for cell in row] for row in zip(*cells)], options.width)
+        return [[(line, PLAIN)] for line in text.splitlines()]
     lines = text_layout.make_table([*keys, *numbers], options)
     beginnings = text_layout.make_table(keys, DisplayOptions(None))
     found: List[Line] = lines[:1]
