@@ -33,6 +33,13 @@ def found(request):
     return analyse(request.param)
 
 
+def test_a_table_that_does_not_fit_a_terminal_is_a_list_of_all_its_numbers():
+    text = report.render_text(analyse(records.WEAK, engines=("tf_ipu_dp",)), VERDICT, 40)
+    parts = text.split("Where the time of one update goes (ms)\n")[1]
+    assert parts.startswith("Instances   1\ncompute     ") and "~" not in text
+    assert max(map(len, text.splitlines())) <= 40
+
+
 def test_the_table_says_everything_a_reader_of_a_weak_scaling_needs():
     text = report.render_text(analyse(records.WEAK), VERDICT, 80)
     assert text.startswith(
