@@ -13,7 +13,7 @@ from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training.console import make_console
+from tf_ipu_dp.training.console import make_console, make_result_console
 from tf_ipu_dp.training.executions import AfterExecution, Execution
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 from tf_ipu_dp.training.session import TrainingSession
@@ -53,9 +53,9 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
             }
             stdout.write(f"{json.dumps(plain(value))}\n")
             return 0
-        stdout.write(
+        make_result_console(stdout, instance, os.environ).info(
             f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
-            f"model  {needed:,.0f} samples/s\n{verdict.sentence}\n"
+            f"model  {needed:,.0f} samples/s\n{verdict.sentence}"
         )
         return 0
 
