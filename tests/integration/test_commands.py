@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,14 +15,18 @@ from tf_ipu_dp import __main__ as front
 PACKAGE = Path(tf_ipu_dp.__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def tf_ipu_dp_command():
     """Runs `python -m tf_ipu_dp WORDS...` and returns the completed process."""
 
     def run(*words):
         command = [sys.executable, "-m", "tf_ipu_dp", *map(str, words)]
-        environ = {**os.environ, "COLUMNS": "80"}
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environ)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     return run
 
