@@ -6,6 +6,7 @@ import json
 import os
 from typing import TextIO
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import result_report
@@ -32,7 +33,6 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
             value = {**scores.to_json(), "checkpoint": str(found.path), "step": found.manifest.step}
             stdout.write(f"{json.dumps(value)}\n")
         else:
-            make_result_console(stdout, instance, os.environ).info(
-                f"{found.path}: {result_report.render_scores(scores)}"
-            )
+            text = cli.printable(f"{found.path}: {result_report.render_scores(scores)}")
+            stdout.write(cli.wrap(text, make_result_console(stdout, instance, os.environ).width) + "\n")
         return 0

@@ -7,6 +7,7 @@ import math
 import os
 from typing import List, TextIO
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.monitoring import bottleneck
@@ -53,10 +54,11 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
             }
             stdout.write(f"{json.dumps(plain(value))}\n")
             return 0
-        make_result_console(stdout, instance, os.environ).info(
+        text = (
             f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
-            f"model  {needed:,.0f} samples/s\n{verdict.sentence}"
+            f"model  {needed:,.0f} samples/s\n{verdict.sentence}\n"
         )
+        stdout.write(cli.wrap(text, make_result_console(stdout, instance, os.environ).width))
         return 0
 
 
