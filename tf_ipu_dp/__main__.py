@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import runpy
+import shutil
 import sys
 from typing import Callable, List, NoReturn, Optional
 
-from tf_ipu_dp import __version__, missing_packages
+from tf_ipu_dp import __version__, missing_packages, terminal_text
 
 # The modules that are commands, with what each does. A test checks that every command has a row here.
 COMMANDS = {
@@ -29,6 +30,11 @@ COMMANDS = {
     "emulator": "Runs a program written for the Poplar SDK on this host's CPU.",
     "emulator.poprun": "Replaces the SDK's poprun: starts a program as several instances.",
 }
+_EXAMPLES = (
+    "tf-ipu-dp train --ipus=8 --run_dir=runs/first",
+    "tf-ipu-dp monitor --watch=1",
+    "tf-ipu-dp train --run_dir=runs/first --evaluate",
+)
 _HELP = ("-h", "--help", "help")
 # They run the user's program, which expects TensorFlow.
 _PROGRAM_RUNNERS = ("emulator", "emulator.poprun")
@@ -39,7 +45,7 @@ _WITHOUT_PACKAGES = ("environment", *_PROGRAM_RUNNERS)
 def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
     """Lists the commands, or runs the one that the first word names, after `prepare`. Returns the exit code."""
     if not words or words[0] in _HELP:
-        sys.stdout.write(render_commands())
+        sys.stdout.write(render_commands(shutil.get_terminal_size().columns))
         return 0
     if words[0] == "--version" or (words[1:] == ["--version"] and words[0] in {*COMMANDS} - {*_PROGRAM_RUNNERS}):
         sys.stdout.write(f"tf_ipu_dp {__version__}\n")
@@ -55,12 +61,17 @@ def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
     return 0
 
 
-def render_commands() -> str:
-    """Returns the usage, and a line for each command."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
+def render_commands(width: int) -> str:
+    """Returns the usage, what each command does, and examples."""
     usage = "usage: tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
-    return "\n".join([usage, "", *lines, "", "tf-ipu-dp COMMAND --help lists a command's flags, with examples.", ""])
+    last = "tf-ipu-dp COMMAND --help lists a command's flags, with examples."
+    blocks = [
+        terminal_text.wrap(usage, width),
+        terminal_text.render_names(COMMANDS, width),
+        terminal_text.wrap(last, width, indent=""),
+        "\n".join(["Examples", *(f"  {line}" for line in _EXAMPLES)]),
+    ]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _explain_unknown_command(word: str) -> str:

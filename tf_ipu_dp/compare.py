@@ -6,11 +6,12 @@ It reads the newest valid checkpoint of each, and imports TensorFlow to do so.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from absl import flags
 
@@ -52,8 +53,9 @@ def main(words: Sequence[str]) -> int:
             "Compare runs of the same number of steps."
         )
     found = compare_weights(read_weights(first.prefix), read_weights(second.prefix))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-    sys.stdout.write(render(found, limit, first.manifest.step, [_layout(each) for each in (first, second)], width))
+    sys.stdout.write(
+        render(found, limit, first.manifest.step, [_layout(each) for each in (first, second)], cli.width_of(sys.stdout))
+    )
     return 0 if all(each.relative <= limit for each in found) else 1
 
 
@@ -99,7 +101,7 @@ def read_weights(prefix: Path) -> Dict[str, Any]:
     return {name: value for name, value in tensors.items() if value.dtype.kind == "f"}
 
 
-def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequence[str], width: int) -> str:
+def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequence[str], width: Optional[int]) -> str:
     """Returns the table of the layers and, below it, the conclusion."""
     rows = [(each.layer, f"{each.weights:,}", f"{each.largest:.1e}", f"{each.relative:.1e}") for each in found]
     table = cli.render_table(("Layer", "Weights", "Difference", "Relative"), rows, width, right=(1, 2, 3))
@@ -107,22 +109,19 @@ def render(found: Sequence[Difference], limit: float, step: int, layouts: Sequen
     what = f"{layouts[0]} and {layouts[1]} after {cli.count(step, 'update')}"
     distance = f"{worst.relative:.1e} of {cli.printable(worst.layer)} (limit {limit:g})"
     if worst.largest == 0:
-        return f"{table}\n{what}: identical weights, bit for bit.\n"
-    if worst.relative <= limit:
-        return f"{table}\n{what}: equal weights. The largest relative difference is {distance}.\n"
-    return f"{table}\n{what}: different weights. The largest relative difference is {distance}.\n"
+        end = "identical weights, bit for bit"
+    else:
+        are = "equal" if worst.relative <= limit else "different"
+        end = f"{are} weights. The largest relative difference is {distance}"
+    return f"{table}\n{cli.wrap(f'{what}: {end}.', width, indent='')}\n"
 
 
 def _newest_checkpoint(folder: Path) -> checkpoints.Checkpoint:
-    store = checkpoints.Store(folder / "checkpoints", 1, _warn)
+    store = checkpoints.Store(folder / "checkpoints", 1, functools.partial(cli.announce, "compare"))
     found = store.newest()
     if found is None:
         raise cli.UsageError(f"{folder} has no valid checkpoint. Give the folder of a run that has saved one.")
     return found
-
-
-def _warn(text: str) -> None:
-    print(f"compare: {cli.printable_lines(text)}", file=sys.stderr)
 
 
 def _layout(checkpoint: checkpoints.Checkpoint) -> str:

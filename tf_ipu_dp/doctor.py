@@ -141,7 +141,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(render_json(diagnosis))
     else:
         unicode = cli.supports_unicode(sys.stdout)
-        sys.stdout.write(render(diagnosis, width if sys.stdout.isatty() else 200, ascii_only=not unicode))
+        sys.stdout.write(render(diagnosis, cli.width_of(sys.stdout), ascii_only=not unicode))
     return 0 if diagnosis.sdk else 1
 
 
@@ -202,7 +202,7 @@ def diagnose(probes: Mapping[str, Probe], environ: Mapping[str, str], python: Tu
     return Diagnosis(chosen, tuple(findings))
 
 
-def render(diagnosis: Diagnosis, width: int, ascii_only: bool = False) -> str:
+def render(diagnosis: Diagnosis, width: Optional[int], ascii_only: bool = False) -> str:
     """Returns the table, advice for each fault, and the conclusion."""
     marks = {True: "yes", False: "no", None: "-"} if ascii_only else {True: "✓", False: "✗", None: "·"}
     rows = [(marks[finding.ok], finding.name, finding.detail) for finding in diagnosis.findings]
@@ -211,7 +211,7 @@ def render(diagnosis: Diagnosis, width: int, ascii_only: bool = False) -> str:
     if advice:
         lines = [(f"{finding.name}:", cli.as_started(finding.advice, os.environ)) for finding in advice]
         text += "\n" + cli.render_table(("", ""), lines, width)
-    return text + "\n" + _conclusion(diagnosis) + "\n"
+    return text + "\n" + cli.wrap(_conclusion(diagnosis), width, indent="") + "\n"
 
 
 def render_json(diagnosis: Diagnosis) -> str:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from typing import Any, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -196,16 +196,12 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    text = report.render_plan(job.plan, _width(sys.stdout), not cli.supports_unicode(sys.stdout))
+    text = report.render_plan(job.plan, cli.width_of(sys.stdout), not cli.supports_unicode(sys.stdout))
     sys.stdout.write(cli.printable_lines(f"{text}\n{command}\n"))
 
 
-def _width(stream: TextIO) -> int:
-    return shutil.get_terminal_size().columns if stream.isatty() else 200
-
-
 def _announce(text: str) -> None:
-    print(f"launch: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
+    cli.announce("launch", text)
 
 
 def _read_allocation(launcher: str) -> List[str]:

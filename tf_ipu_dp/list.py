@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     if fv["json"].value:
         values = {kind: [dataclasses.asdict(each) for each in found[kind]] for kind in found}
         return cli.show(json.dumps({"schema": 1, **values}, indent=2) + "\n")
-    return cli.show(render(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else 200))
+    return cli.show(render(found, cli.width_of(sys.stdout)))
 
 
 def find(kinds: Sequence[str], data_dir: Optional[str], folder: Path) -> Dict[str, List[Any]]:
@@ -85,9 +85,9 @@ def find(kinds: Sequence[str], data_dir: Optional[str], folder: Path) -> Dict[st
     return {kind: finders[kind]() for kind in KINDS if kind in kinds}
 
 
-def render(found: Dict[str, List[Any]], width: int) -> str:
+def render(found: Dict[str, List[Any]], width: Optional[int]) -> str:
     """Returns a table for each kind, with the flag that takes its names."""
-    tables: Dict[str, Callable[[List[Any], int], str]] = {
+    tables: Dict[str, Callable[[List[Any], Optional[int]], str]] = {
         "models": _render_models,
         "datasets": _render_datasets,
         "flags": _render_flag_files,
@@ -95,13 +95,13 @@ def render(found: Dict[str, List[Any]], width: int) -> str:
     return "\n".join(tables[kind](found[kind], width) for kind in found)
 
 
-def _render_models(found: Sequence[Model], width: int) -> str:
+def _render_models(found: Sequence[Model], width: Optional[int]) -> str:
     rows = [(each.name, f"{each.parameters:,}", f"{each.multiply_adds / 1e6:,.1f}") for each in found]
     header = ("--model", "Parameters", "Million multiply-adds")
     return cli.render_table(header, rows, width, (1, 2)) + "for images of 32 x 32 x 3 in 10 classes\n"
 
 
-def _render_datasets(found: Sequence[Dataset], width: int) -> str:
+def _render_datasets(found: Sequence[Dataset], width: Optional[int]) -> str:
     header = ("--dataset", "Training", "Validation", "Image", "Classes", "Samples")
     rows = [
         (each.name, f"{each.train_samples:,}", f"{each.validation_samples:,}", each.image, f"{each.classes:,}",
@@ -111,7 +111,7 @@ def _render_datasets(found: Sequence[Dataset], width: int) -> str:
     return cli.render_table(header, rows, width, (1, 2, 4))
 
 
-def _render_flag_files(found: Sequence[FlagFile], width: int) -> str:
+def _render_flag_files(found: Sequence[FlagFile], width: Optional[int]) -> str:
     if not found:
         return "no flag files: there is no flags/*.flags in this directory\n"
     return cli.render_table(("--flagfile", "What it is for"), [(each.path, each.about) for each in found], width)

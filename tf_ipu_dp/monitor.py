@@ -313,7 +313,7 @@ def _say_report(path: Path, samples: int, recording: Path) -> None:
 
 def _say(sentence: str) -> None:
     """Writes a sentence to stderr, with commands as the user starts them."""
-    sys.stderr.write(f"monitor: {cli.printable(cli.as_started(sentence, os.environ))}\n")
+    cli.announce("monitor", sentence)
 
 
 def _help() -> str:

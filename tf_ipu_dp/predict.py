@@ -72,12 +72,12 @@ def main(words: Sequence[str]) -> int:
     top: int = fv["top"].value  # type: ignore[assignment, unused-ignore]
     for path in files:
         output.write(predictions, path, top)
-        print(f"predict: written: {path}", file=sys.stderr)
+        _warn(f"written: {path}")
     if not files:
         content = output.render(predictions, f".{fv['format'].value}", top)
         sys.stdout.write(content.decode("utf-8", "backslashreplace"))
     if skipped:
-        print(f"predict: {cli.count(len(skipped), 'image')} could not be decoded: {skipped[0]}", file=sys.stderr)
+        _warn(f"{cli.count(len(skipped), 'image')} could not be decoded: {skipped[0]}")
     return 0
 
 
@@ -167,7 +167,7 @@ def _layout_of_export(folder: run_folder.RunFolder, fv: flags.FlagValues) -> Tup
 
 
 def _warn(text: str) -> None:
-    print(f"predict: {text}", file=sys.stderr)
+    cli.announce("predict", text)
 
 
 def _make_flags() -> flags.FlagValues:

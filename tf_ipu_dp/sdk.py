@@ -11,11 +11,10 @@ import functools
 import importlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any, List, Mapping, MutableMapping, Optional, Tuple
 
-from tf_ipu_dp import sdk_types
+from tf_ipu_dp import cli, sdk_types
 
 # The device makes images and labels itself. All are 1: random labels would not stay among the classes, and memory that
 # is not initialised may hold NaN. Without --use_synthetic_data, which would make weights and results synthetic too.
@@ -140,7 +139,7 @@ def load(choice: str = "auto", *, needs_ipus: bool = True) -> Sdk:
         raise SdkError(
             f"--sdk=poplar cannot be used: {missing}. Source the Poplar SDK's enable script, or use --sdk=emulator."
         )
-    print(f"sdk: {missing}; using the emulator on this host's CPU.", file=sys.stderr)
+    cli.announce("sdk", f"{missing}; using the emulator on this host's CPU.")
     return _load_emulator()
 
 
@@ -247,7 +246,7 @@ def _load_emulator() -> Sdk:
     except poplar_flags.FlagError as error:
         raise SdkError(str(error)) from error
     if "executable_cache_path" in flags:
-        print("sdk: the emulator compiles nothing; --executable_cache has no effect on it.", file=sys.stderr)
+        cli.announce("sdk", "the emulator compiles nothing; --executable_cache has no effect on it.")
     emulator.install()
     return _load_modules("emulator")
 

@@ -136,7 +136,7 @@ def _parse(
     decided = _GIVEN_BY_POPRUN if launched else _GIVEN_BY_RANKS if ranks else ()
     command = saved_flags.complete(words, decided)
     for warning in command.warnings if not (launched or ranks) else ():  # else the launcher has said so
-        sys.stderr.write(f"train: {cli.printable(warning)}\n")
+        cli.announce("train", warning)
     return _with_expanded_paths(command.config)
 
 
@@ -246,7 +246,7 @@ def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
     elif cfg.format == "mermaid":
         text = report.render_mermaid(run, ascii_only)
     else:
-        text = report.render_plan(run, _width(), ascii_only)
+        text = report.render_plan(run, cli.width_of(sys.stdout), ascii_only)
         text += _render_prediction(cfg, run)
     sys.stdout.write(cli.printable_lines(text))
 
@@ -263,16 +263,12 @@ def _render_prediction(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> str:
     try:
         found = calibration.load(path)
     except cli.UsageError as error:  # the plan is complete without it
-        return f"\nnote: {error}\n"
+        return f"\n{cli.wrap(f'note: {error}', cli.width_of(sys.stdout))}\n"
     size = buckets.job_size(
         run, precision=cfg.precision, deterministic=cfg.deterministic, threshold=buckets.FUSION_THRESHOLD
     )
     predicted = job_prediction.predict_job(run, size, found) if found is not None else None
-    return "" if predicted is None else f"\n{predicted.render()}\n"
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+    return "" if predicted is None else f"\n{cli.wrap(predicted.render(), cli.width_of(sys.stdout))}\n"
 
 
 def _help() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,11 @@ import tf_ipu_dp
 from tf_ipu_dp import __main__ as front
 
 PACKAGE = Path(tf_ipu_dp.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.fixture
@@ -28,16 +34,17 @@ def tf_ipu_dp_command():
 def test_every_command_is_listed_with_a_line_of_its_own(tf_ipu_dp_command):
     done = tf_ipu_dp_command()
     assert (done.returncode, done.stderr) == (0, "")
-    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
-    assert listed == list(front.COMMANDS)
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    names, examples = done.stdout.split("\nExamples\n")
+    assert re.findall(r"^  (\S+)", names, re.MULTILINE) == list(front.COMMANDS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert {line.split()[1] for line in examples.splitlines()} <= set(front.COMMANDS)
     assert tf_ipu_dp_command("--help").stdout == done.stdout
 
 
 def test_the_list_has_every_module_that_can_be_started():
     modules = [*PACKAGE.glob("*.py"), *(PACKAGE / "emulator").glob("*.py")]
-    modules += [PACKAGE / room / "__main__.py" for room in ("collectives", "runs", "scaling")]
-    names = [path.relative_to(PACKAGE).with_suffix("").parts for path in modules if 'if __name__ == "__main__"' in
+    modules += [PACKAGE / room / "__main__.py" for room in ("collectives", "environment", "runs", "scaling")]
+    names = [path.relative_to(PACKAGE).with_suffix("").parts for path in modules if '\nif __name__ == "__main__"' in
              path.read_text(encoding="utf-8")]  # fmt: skip
     commands = {".".join(part for part in parts if part != "__main__") for parts in names} - {"", "emulator.coverage"}
     assert commands == set(front.COMMANDS)

@@ -203,7 +203,7 @@ def test_a_study_that_is_killed_ends_its_run_and_nothing_is_measured_again(measu
 def test_time_to_accuracy_has_the_validations_of_the_run(tmp_path):
     done = run_study(
         "--model=mlp", "--mode=weak", "--sizes=1", "--repeats=1", "--micro_batch_size=512", "--epochs=2",
-        "--target_accuracy=0.5", "--json", f"--study_dir={tmp_path / 's'}",
+        "--target_accuracy=50", "--json", f"--study_dir={tmp_path / 's'}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (made,) = json.loads(done.stdout)

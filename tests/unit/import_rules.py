@@ -37,6 +37,8 @@ LAYERS = (
     ("tf_ipu_dp.early_signals", "tf_ipu_dp.missing_packages", "tf_ipu_dp.usage_error"),
     ("tf_ipu_dp.flag_files",),
     ("tf_ipu_dp",),
+    ("tf_ipu_dp.flag_help", "tf_ipu_dp.terminal_text"),
+    ("tf_ipu_dp.flag_mistakes",),
     ("tf_ipu_dp.cli", "tf_ipu_dp.sdk_types", "tf_ipu_dp.planning.layers", "tf_ipu_dp.task"),
     (
         "tf_ipu_dp.environment",

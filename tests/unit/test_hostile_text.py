@@ -87,3 +87,10 @@ def test_a_console_prints_its_own_colours_and_nobody_else_s():
         pass
     assert all(each == "\n" or each.isprintable() for each in stream.getvalue())
     assert stream.getvalue().startswith(f"one\n{SHOWN}\n{SHOWN}\n{SHOWN}\n{SHOWN}...")
+
+
+def test_notes_and_tables_are_escaped_before_they_are_laid_out(capsys):
+    cli.announce("runs", f"kept {HOSTILE}")
+    assert capsys.readouterr().err == f"runs: kept {SHOWN}\n"
+    lines = cli.render_table(("Run", "State"), [(HOSTILE, "failed"), ("b", HOSTILE)], 2 * len(SHOWN) + 2).splitlines()
+    assert lines == [f"{'Run':{len(SHOWN)}}  State", f"{SHOWN}  failed", f"{'b':{len(SHOWN)}}  {SHOWN}"]

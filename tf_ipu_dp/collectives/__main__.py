@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import shutil
 import sys
 from typing import Sequence
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, terminal_text
 
 SUBCOMMANDS = {
     "size": "Shows how many bytes a training job all-reduces, by variable, by bucket and in all.",
@@ -40,10 +41,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _render_subcommands() -> str:
-    width = max(map(len, SUBCOMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, what in SUBCOMMANDS.items()]
+    lines = terminal_text.render_names(SUBCOMMANDS, shutil.get_terminal_size().columns)
     usage = "usage: python -m tf_ipu_dp.collectives SUBCOMMAND [--flag=value ...]"
-    text = "\n".join([usage, "", *lines, "", "SUBCOMMAND --help lists its flags.", "", "Examples", *_EXAMPLES, ""])
+    text = "\n".join([usage, "", lines, "", "SUBCOMMAND --help lists its flags.", "", "Examples", *_EXAMPLES, ""])
     return cli.as_started(text, os.environ)
 
 

@@ -89,7 +89,7 @@ def render(found: Calibration) -> str:
         ),
         *(_loss_rows(found) if found.timeout_per_message is not None else ()),
     ]
-    return cli.render_table(("Calibration", found.date), rows, 200)
+    return cli.render_table(("Calibration", found.date), rows, cli.width_of(sys.stdout))
 
 
 def _loss_rows(found: Calibration) -> List[Tuple[str, str]]:

@@ -258,7 +258,7 @@ def announce(text: str) -> None:
     """Writes a line to stderr, above a progress bar if there is one."""
     from tqdm import tqdm
 
-    tqdm.write(f"collectives: {text}", file=sys.stderr)
+    tqdm.write(cli.wrap(cli.printable_lines(f"collectives: {text}"), cli.width_of(sys.stderr)), file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
     sys.stdout.write(render_for_stdout(content, form))
     for path in files:
         drawings.write_file("out", path, _render_file(content, path.suffix.lower()))
-        print(f"report: wrote {cli.printable(str(path))}", file=sys.stderr)
+        cli.announce("report", f"wrote {path}")
     return 0
 
 
@@ -148,10 +148,10 @@ def _prediction(times: ExchangeTimes, found: Sequence[results.Result]) -> Option
         for series in result.series if series.facts.ranks == len(times.arrivals)
     ]  # fmt: skip
     if len(matching) > 1:
-        print(
-            f"report: {len(matching)} simulated series have {len(times.arrivals)} ranks; choose one with --bytes to "
-            "draw it beside the run.",
-            file=sys.stderr,
+        cli.announce(
+            "report",
+            f"{len(matching)} simulated series have {len(times.arrivals)} ranks; choose one with --bytes to draw it "
+            "beside the run.",
         )
     return matching[0] if len(matching) == 1 else None
 
@@ -162,7 +162,7 @@ def _simulate(folder: Path) -> Optional[results.Result]:
         found = calibration.load(calibration.default_path(os.environ))
         return job_prediction.simulate_run(run_folder.read_run_flags(folder), found) if found is not None else None
     except cli.UsageError as error:
-        print(cli.printable_lines(f"report: no prediction for {folder}: {error}"), file=sys.stderr)
+        cli.announce("report", f"no prediction for {folder}: {error}")
         return None
 
 

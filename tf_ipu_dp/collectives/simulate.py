@@ -69,7 +69,7 @@ def _write(result: results.Result, folder: Path) -> None:
         results.write(result, folder)
     except OSError as error:
         raise cli.UsageError(f"The trials cannot be written to {folder}: {error.strerror}.") from error
-    sys.stderr.write(f"simulate: wrote {results.DESCRIPTION} and {results.TRIALS} to {cli.printable(str(folder))}\n")
+    cli.announce("simulate", f"wrote {results.DESCRIPTION} and {results.TRIALS} to {folder}")
 
 
 def _make_result(
@@ -135,8 +135,7 @@ def _render(result: results.Result, rows: Sequence[Dict[str, Any]]) -> str:
         step = [quantities.render_seconds(row[name]) for name in ("step_p50_s", "exposed_p50_s")] if has_step else []
         size = quantities.render_bytes(row["bytes"])
         cells.append((f"{row['ranks']:,}", size, row["algorithm"], *times, *shares, *step))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-    table = cli.render_table(header, cells, width, right=(0, 1, *range(3, len(header))))
+    table = cli.render_table(header, cells, cli.width_of(sys.stdout), right=(0, 1, *range(3, len(header))))
     notes = [
         "Ideal is the time without noise; the shares are parts of p50.",
         f"Topology {result.description.facts['topology']}, {result.description.engine}.",
@@ -176,7 +175,11 @@ def _predict_efficiency(found: fitting.Fit, ranks: Sequence[int], sizes: Sequenc
         for count in ranks
         for size in sizes
     ]
-    return "\n" + cli.render_table(("Replicas", "Size", "Efficiency"), rows, 80, right=(0, 1, 2)) if rows else ""
+    return (
+        "\n" + cli.render_table(("Replicas", "Size", "Efficiency"), rows, cli.width_of(sys.stdout), right=(0, 1, 2))
+        if rows
+        else ""
+    )
 
 
 def _read_points(path: Path) -> Tuple[str, List[fitting.Point]]:
@@ -192,7 +195,7 @@ def _read_calibration(path: Path) -> calibration.Calibration:
         raise cli.UsageError(f"{path} does not exist. Measure at 2 ranks first, or give a topology.")
     changed = machine_facts.differences(found.facts, machine_facts.read())
     if changed:
-        sys.stderr.write(cli.printable(f"simulate: {path} was calibrated with {'; '.join(changed)}.") + "\n")
+        cli.announce("simulate", f"{path} was calibrated with {'; '.join(changed)}.")
     return found
 
 

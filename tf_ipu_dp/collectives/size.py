@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from absl import flags
 
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     size = read_job_size(TrainConfig.from_flags(fv), fusion_threshold(fv))
     if fv["json"].value:
         return cli.show(json.dumps(to_json(size), indent=2) + "\n")
-    return cli.show(render(size, shutil.get_terminal_size().columns if sys.stdout.isatty() else 200))
+    return cli.show(render(size, cli.width_of(sys.stdout)))
 
 
 def read_job_size(config: TrainConfig, threshold: int) -> JobSize:
@@ -71,7 +71,7 @@ def fusion_threshold(fv: flags.FlagValues) -> int:
     return buckets.FUSION_THRESHOLD
 
 
-def render(size: JobSize, width: int) -> str:
+def render(size: JobSize, width: Optional[int]) -> str:
     """Returns the gradients, the buckets, and a summary."""
     rows = [
         (each.variable, f"{each.elements:,}", f"{each.elements * size.bytes_per_element:,}") for each in size.gradients
@@ -84,7 +84,7 @@ def render(size: JobSize, width: int) -> str:
         for number, each in enumerate(size.buckets)
     ]
     bucket_table = cli.render_table(("Bucket", "Holds", "Bytes"), fused, width, right=(0, 2))
-    return f"{table}\n{bucket_table}\n{_summary(size)}"
+    return f"{table}\n{bucket_table}\n{cli.wrap(_summary(size), width)}"
 
 
 def to_json(size: JobSize) -> Dict[str, Any]:

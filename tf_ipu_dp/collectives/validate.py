@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
         return 130
     if values["out"]:
         safe_files.write_durably(cli.expand_path(values["out"]), _to_json(rows))
-    sys.stdout.write(_to_json(rows) if values["json"] else render(rows, _width()))
+    sys.stdout.write(_to_json(rows) if values["json"] else render(rows, cli.width_of(sys.stdout)))
     return 130 if interrupted else int(any(not is_met for _, is_met in verdicts(rows)))
 
 
@@ -141,7 +141,7 @@ def verdicts(rows: Sequence[Row]) -> List[Tuple[str, bool]]:
     return found
 
 
-def render(rows: Sequence[Row], width: int) -> str:
+def render(rows: Sequence[Row], width: Optional[int]) -> str:
     """Returns the table, and below it what each group reaches."""
     cells = [
         (
@@ -152,7 +152,8 @@ def render(rows: Sequence[Row], width: int) -> str:
     ]  # fmt: skip
     header = ("Group", "Case", "Ranks", "Bytes", "Trials", "Measured", "Predicted", "Error")
     table = cli.render_table(header, cells, width, right=(2, 3, 4, 5, 6, 7))
-    return table + "".join(f"\n{text}: {'met' if is_met else 'missed'}." for text, is_met in verdicts(rows)) + "\n"
+    lines = (f"\n{text}: {'met' if is_met else 'missed'}." for text, is_met in verdicts(rows))
+    return table + cli.wrap("".join(lines), width) + "\n"
 
 
 def _measure_link(asked: Asked, add: Callable[[Row], None], tell: Tell) -> None:
@@ -268,10 +269,6 @@ def _value(value: float, is_share: bool) -> str:
 
 def _yes(condition: bool) -> str:
     return "yes" if condition else "no"
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
 
 
 def _to_json(rows: Sequence[Row]) -> str:

@@ -18,14 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Callable, Deque, Iterator, Mapping, Optional, Sequence, Tuple
 
-from tf_ipu_dp import early_signals
+from tf_ipu_dp import early_signals, terminal_text
 from tf_ipu_dp.distributed import launchers
 from tf_ipu_dp.distributed.failures import LauncherReport
 from tf_ipu_dp.distributed.job import Job
 from tf_ipu_dp.runs import json_files
 
-# By which the leader finds the terminal that shows its output.
-TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
 _STALL_VARIABLE = "IPU_EMULATOR_STALL_TIMEOUT"
 _RENDEZVOUS_VARIABLE = "IPU_EMULATOR_RENDEZVOUS"
 _OUTPUT_TIMEOUT_S = 15.0
@@ -106,7 +104,10 @@ class JobStarter:
         """Returns what shows the leader of a job on this host as a single instance would look: a bar, and no tags."""
         if self.launcher != "emulator" or job.plan.topology.hosts.names or not sys.stderr.isatty():
             return {}
-        return {TERMINAL_VARIABLE: os.ttyname(sys.stderr.fileno()), "IPU_EMULATOR_UNTAGGED": "0"}
+        found = {terminal_text.TERMINAL_VARIABLE: os.ttyname(sys.stderr.fileno()), "IPU_EMULATOR_UNTAGGED": "0"}
+        if sys.stdout.isatty():
+            found[terminal_text.RESULT_TERMINAL_VARIABLE] = os.ttyname(sys.stdout.fileno())
+        return found
 
     def _request_stop(self, pid: int) -> bool:
         """Asks the instances to save and exit; returns whether that was possible.

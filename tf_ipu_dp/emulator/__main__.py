@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import runpy
+import shutil
 import sys
+import textwrap
 import types
 from pathlib import Path
 from typing import List
@@ -12,24 +14,30 @@ from typing import List
 from tf_ipu_dp import __version__, emulator
 
 USAGE = "usage: python -m tf_ipu_dp.emulator PROGRAM [ARGS]   or   python -m tf_ipu_dp.emulator -m MODULE [ARGS]"
-HELP = f"""{USAGE}
-
-Runs a program that was written for the Poplar SDK on this host's CPU, as python PROGRAM ARGS would run it on IPUs.
-
-Examples
+ABOUT = "Runs a program written for the Poplar SDK on this host's CPU, as python PROGRAM ARGS would run it on IPUs."
+EXAMPLES = """Examples
   python -m tf_ipu_dp.emulator program.py --its-own=flags
   python -m tf_ipu_dp.emulator -m my_package.train"""
 
 
 def main(words: List[str]) -> int:
     """Installs the emulator and runs the program in this process."""
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP if words else USAGE, file=sys.stdout if words else sys.stderr)
-        return 0 if words else 1
+    if not words:
+        print(USAGE, file=sys.stderr)
+        return 1
+    if words[0] in ("-h", "--help"):
+        print(render_help(shutil.get_terminal_size().columns))
+        return 0
     if words[0] == "--version":
         print(f"tf_ipu_dp {__version__}")
         return 0
     return _run(words)
+
+
+def render_help(width: int) -> str:
+    """Returns the usage, what it does, and examples."""
+    usage = textwrap.fill(USAGE, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return f"{usage}\n\n{textwrap.fill(ABOUT, width)}\n\n{EXAMPLES}"
 
 
 def _run(words: List[str]) -> int:

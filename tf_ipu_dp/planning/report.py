@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.planning import architectures
@@ -10,16 +10,17 @@ from tf_ipu_dp.planning.plan import ModelPlan, Recipe, Replica, RunPlan, Topolog
 
 _MAX_REPLICAS_SHOWN = 32
 _MAX_STAGES_IN_A_LINE = 8
+_FILE_WIDTH = 200
 
 
-def render_plan(plan: RunPlan, width: int, ascii_only: bool = False, drawing: bool = True) -> str:
+def render_plan(plan: RunPlan, width: Optional[int], ascii_only: bool = False, drawing: bool = True) -> str:
     """Returns the plan for a person: its numbers, each with its origin, and a drawing of hosts, instances and IPUs."""
     text = f"tf_ipu_dp {__version__}: plan for {_describe_topology(plan.topology)}\n\n"
     text += cli.render_table(("", "", ""), _make_rows(plan), width, right=(1,))
     if plan.topology.pipeline_stages > 1:
         text += "\n" + _render_stages(plan.model, width)
-    text += "\n" + render_drawing(plan.topology, width) if drawing else ""
-    text += "".join(f"\nnote: {note}\n" for note in plan.notes)
+    text += "\n" + render_drawing(plan.topology, width or _FILE_WIDTH) if drawing else ""
+    text += "".join(f"\n{cli.wrap(f'note: {note}', width)}\n" for note in plan.notes)
     return _to_ascii(text) if ascii_only else text
 
 
@@ -133,7 +134,7 @@ def _make_rows(plan: RunPlan) -> List[Tuple[str, str, str]]:
     return [(name, f"{number:,}" if isinstance(number, int) else f"{number:g}", words) for name, number, words in rows]
 
 
-def _render_stages(model: ModelPlan, width: int) -> str:
+def _render_stages(model: ModelPlan, width: Optional[int]) -> str:
     rows = [
         (
             str(stage),

@@ -20,7 +20,6 @@ from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.runs.records import RunResult
 
 SCHEMA = 1
-_PIPE_WIDTH = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +79,7 @@ def render(details: RunDetails, options: DisplayOptions, environ: Mapping[str, s
         blocks += ["\n", _heading("Flags that are not the defaults", options)]
         blocks += [f"  {printable(flag)}\n" for flag in flags]
     if details.result is not None:
-        width = options.width or _PIPE_WIDTH
-        blocks.append(result_report.render_result(_printable(details.result), width, options.colour))
+        blocks.append(result_report.render_result(_printable(details.result), options.width, options.colour))
     blocks += ["\n", _heading("To go on with it", options)]
     blocks += [f"  {line}\n" for line in _commands(details, environ)]
     return "".join(blocks)
@@ -147,4 +145,4 @@ def _heading(text: str, options: DisplayOptions) -> str:
 
 def _block(rows: List[Tuple[str, str]], options: DisplayOptions) -> str:
     shown = [(name, printable(value)) for name, value in rows]
-    return cli.render_table(("", ""), shown, options.width or _PIPE_WIDTH)
+    return cli.render_table(("", ""), shown, options.width)

@@ -26,7 +26,6 @@ SUBCOMMANDS = {
     "clean": "Deletes runs. Without --yes it only says which, and how much that frees.",
 }
 _FOLDER = "runs"
-_PIPE_WIDTH = 200
 _EXAMPLES = {
     "list": (
         "python -m tf_ipu_dp.runs",
@@ -79,12 +78,12 @@ def _list(fv: flags.FlagValues, folders: List[str]) -> int:
         return cli.show(table.render_json(shown))
     if not runs:
         where = " or ".join(folders or [_FOLDER])
-        print(f"runs: no run below {where}. Train one: python -m tf_ipu_dp.train", file=sys.stderr)
+        cli.announce("runs", f"no run below {where}. Train one: python -m tf_ipu_dp.train")
         return 0
     if shown:
         sys.stdout.write(table.render(shown, _options()))
     hidden = len(runs) - len(shown)
-    print(f"runs: {table.summary_line(shown)}" + (f"; {hidden:,} not shown" if hidden else ""), file=sys.stderr)
+    cli.announce("runs", table.summary_line(shown) + (f"; {hidden:,} not shown" if hidden else ""))
     return 0
 
 
@@ -121,7 +120,7 @@ def _compare(fv: flags.FlagValues, paths: List[str]) -> int:
             if path.suffix.lower() != ".html" and not found.curves:
                 raise cli.UsageError(f"--out={path}: the runs have no records to draw. Use a .html file.")
             comparison_page.write(found, path)
-            print(f"runs: written: {path}", file=sys.stderr)
+            cli.announce("runs", f"written: {path}")
     return 0
 
 
@@ -143,7 +142,7 @@ def _clean(fv: flags.FlagValues, folders: List[str]) -> int:
         why = each.kept or (cleaning.delete(each, now) if is_asked else "")
         if why:
             failures += not each.kept
-            print(f"runs: kept {each.run.name}: {why}.", file=sys.stderr)
+            cli.announce("runs", f"kept {each.run.name}: {why}.")
         else:
             deleted.append(each)
     verb = "Deleted" if is_asked else "Would delete"
@@ -157,7 +156,7 @@ def _clean(fv: flags.FlagValues, folders: List[str]) -> int:
             cli.render_table(
                 ("Run", "Last changed", "State", "Size"),
                 rows,
-                _options().width or _PIPE_WIDTH,
+                _options().width,
                 right=(3,),
             )
         )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import textwrap
 from typing import List, Mapping, Optional, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.runs.records import ExchangeSummary, RunResult, RunTimes, Scores, ValidationRecord
 
 
-def render_result(result: RunResult, width: int, colour: bool = False) -> str:
-    """Returns the table that ends a run. With `colour`, the verdict is green if there is nothing to change."""
+def render_result(result: RunResult, width: Optional[int], colour: bool = False) -> str:
+    """Returns the table that ends a run, in a terminal's width. With `colour`, a verdict without advice is green."""
     rate = result.samples_per_s
     scores = result.scores
     rows = [
@@ -44,15 +42,13 @@ def render_result(result: RunResult, width: int, colour: bool = False) -> str:
     title = cli.printable(f"{result.model} on {result.dataset}, in {result.run_dir}")
     sentences = [cli.printable(f"Stopped: {result.stopped.message}")] if result.stopped else []
     table = cli.render_table(("", "", ""), rows, width, right=(1,))
-    # Words are not broken, so that paths can be copied.
-    fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    last = "".join(fill(sentence, max(width, cli.MIN_WIDTH)) + "\n" for sentence in sentences)
+    last = "".join(f"{cli.wrap(sentence, width, indent='')}\n" for sentence in sentences)
     if result.is_finished:
         hue = "yellow" if result.verdict.flag else "green"
-        last += cli.paint(fill(cli.printable(result.verdict.sentence), max(width, cli.MIN_WIDTH)), hue, colour) + "\n"
+        last += cli.paint(cli.wrap(cli.printable(result.verdict.sentence), width, indent=""), hue, colour) + "\n"
     if result.stopped and result.stopped.resume:  # in a line of its own, to be copied
         last += cli.printable(f"Resume with: {result.stopped.resume}") + "\n"
-    return f"\n{title}\n\n{table}\n{last}"
+    return f"\n{cli.wrap(title, width)}\n\n{table}\n{last}"
 
 
 def render_exchanges(exchanges: ExchangeSummary) -> str:

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 from datetime import datetime
 from importlib import metadata
@@ -82,13 +81,13 @@ def _run(study: Study, options: Options, found: Parts, folder: StudyFolder) -> i
 
 def _report(words: Sequence[str], found: Parts) -> int:
     """Draws the study in a folder again: all files, and the table."""
-    folders = [word for word in words if not word.startswith("-")]
-    if len(folders) != 1:
-        raise cli.UsageError(f"{_REPORT} takes the folder of one study: python -m tf_ipu_dp.scaling report STUDY_DIR.")
     fv = flags.FlagValues()  # type: ignore[no-untyped-call, unused-ignore]
     flags.DEFINE_bool("json", False, "Print the result as JSON.", flag_values=fv)
     flags.DEFINE_bool("csv", False, "Print the table as CSV.", flag_values=fv)
     cli.parse([word for word in words if word.startswith("-")], fv)
+    folders = [word for word in words if not word.startswith("-")]
+    if len(folders) != 1:
+        raise cli.UsageError(f"{_REPORT} takes the folder of one study: python -m tf_ipu_dp.scaling report STUDY_DIR.")
     folder = StudyFolder(cli.expand_path(folders[0]))
     study = folder.read_study()
     form = parts.JSON if fv["json"].value else parts.CSV if fv["csv"].value else parts.TEXT
@@ -98,7 +97,7 @@ def _report(words: Sequence[str], found: Parts) -> int:
 
 def _show(study: Study, measured: Sequence[Measurement], found: Parts, folder: StudyFolder, form: str) -> None:
     ascii_only = not cli.supports_unicode(sys.stdout)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = cli.width_of(sys.stdout)
     sys.stdout.write(found.render(study, measured, form, width, ascii_only))
     sys.stdout.flush()
     written = found.write(study, measured, folder.path)
@@ -183,7 +182,7 @@ def read_facts(chosen_sdk: str, fabric: Optional[Fabric]) -> Dict[str, str]:
 
 def announce(text: str) -> None:
     """Writes a line to stderr."""
-    print(f"scaling: {cli.printable_lines(text)}", file=sys.stderr, flush=True)
+    cli.announce("scaling", text)
 
 
 def _with_folder(study: Study, folder: StudyFolder) -> List[str]:
@@ -202,7 +201,7 @@ def _render_cells(study: Study, as_json: bool) -> str:
                               cell.gradient_accumulation, cell.global_batch_size)))
         for cell in study.cells
     ]  # fmt: skip
-    table = cli.render_table(header, rows, 120, right=range(1, len(header)))
+    table = cli.render_table(header, rows, cli.width_of(sys.stdout), right=range(1, len(header)))
     runs = cli.count(len(study.cells) * study.repeats, "run")
     return f"{table}\n{cli.count(len(study.cells), 'cell')} x {cli.count(study.repeats, 'repeat')} = {runs}\n"
 

@@ -14,7 +14,7 @@ from tf_ipu_dp.monitoring import drawings, panels
 from tf_ipu_dp.monitoring.text_layout import DisplayOptions
 from tf_ipu_dp.runs import safe_files
 from tf_ipu_dp.runs.json_files import plain
-from tf_ipu_dp.scaling import report_text
+from tf_ipu_dp.scaling import report_tables, report_text
 from tf_ipu_dp.scaling.analysis import Analysis, Row
 
 _SCHEMA = 1
@@ -119,6 +119,6 @@ def _csv_line(analysis: Analysis, row: Row) -> Dict[str, Any]:
         "predicted_high_s": predicted and predicted.high_s,
         "error": row.error,
     }
-    line.update({name: row.parts and getattr(row.parts, name) for name in report_text.PART_NAMES})
+    line.update({name: row.parts and getattr(row.parts, name) for name in report_tables.PART_NAMES})
     line["reason"] = row.reason
     return line

@@ -7,7 +7,7 @@ from typing import List, Sequence
 
 from tf_ipu_dp.monitoring import panels
 from tf_ipu_dp.monitoring.panels import escape
-from tf_ipu_dp.scaling import charts, published, report_text
+from tf_ipu_dp.scaling import charts, published, report_notes, report_tables, report_text
 from tf_ipu_dp.scaling.analysis import Analysis
 
 _PROGRAM = ("python", "-m", "tf_ipu_dp.scaling")
@@ -25,7 +25,7 @@ def render_page(analysis: Analysis, verdict: str) -> str:
     parts = [f"<h1>{escape(report_text.title(study))}</h1>", f'<p class="note">{escape(about)}</p>']
     if verdict:
         parts.append(f'<p class="verdict">{escape(verdict)}</p>')
-    parts += ["<h2>Measured</h2>", *_table(report_text.row_table(analysis), report_text.notes(analysis))]
+    parts += ["<h2>Measured</h2>", *_table(report_tables.row_table(analysis), report_notes.notes(analysis))]
     parts.append(panels.render_panels(charts.make_panels(analysis)))
     for heading, table, below in report_text.sections(analysis):
         parts += [f"<h2>{escape(heading)}</h2>", *_table(table, below)]
@@ -37,7 +37,7 @@ def render_page(analysis: Analysis, verdict: str) -> str:
     return panels.render_page(report_text.title(study), "".join(parts), _STYLE)
 
 
-def _table(table: report_text.Table, below: List[str]) -> List[str]:
+def _table(table: report_tables.Table, below: List[str]) -> List[str]:
     shown = panels.render_table(table.columns, table.texts, len(table.keys))
     return [shown, *(f'<p class="note">{escape(text)}</p>' for text in below)]
 

@@ -98,7 +98,7 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
         seconds=values["seconds"],
         updates=values["updates"],
         order_seed=values["order_seed"],
-        target_accuracy=values["target_accuracy"],
+        target_accuracy=_share(values["target_accuracy"]),
         extent=_extent(values),
         fabric=None if fabric is None else dataclasses.replace(fabric, dilation=1.0),
         study_dir=values["study_dir"],
@@ -106,6 +106,16 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
         json=config.json,
         dry_run=config.dry_run,
     )
+
+
+def _share(percent: Optional[float]) -> Optional[float]:
+    """Returns an accuracy as records have it."""
+    if percent is not None and 0 < percent <= 1:
+        raise cli.UsageError(
+            f"--target_accuracy={percent:g} would be {percent:g} %: accuracies are in per cent. Write "
+            f"--target_accuracy={100 * percent:g}."
+        )
+    return None if percent is None else percent / 100
 
 
 def make_flags() -> flags.FlagValues:
@@ -137,8 +147,8 @@ def make_flags() -> flags.FlagValues:
     )  # fmt: skip
     flags.DEFINE_integer("order_seed", 1, "Seed of the order of the runs.", lower_bound=0, flag_values=fv)
     flags.DEFINE_float(
-        "target_accuracy", None, "Accuracy from 0 to 1 to time: trains for --epochs, with a validation after each; "
-        "other engines are not evaluated. Default: none, throughput only.", lower_bound=0.0, upper_bound=1.0,
+        "target_accuracy", None, "Accuracy to time, in per cent: trains for --epochs, with a validation after each; "
+        "other engines are not evaluated. Default: none, throughput only.", lower_bound=0.0, upper_bound=100.0,
         flag_values=fv,
     )  # fmt: skip
     fabric_flags.define_text(

@@ -51,6 +51,10 @@ class StudyFolder:
 
     def read_study(self) -> Study:
         """Returns the study; UsageError if this is not a study's folder."""
+        if not self.study_json.exists():
+            raise cli.UsageError(
+                f"{self.path} is not the folder of a study: it has no study.json. Give what --study_dir of a study was."
+            )
         try:
             return Study.from_json(read_object(self.study_json))
         except RecordError as error:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import textwrap
 import threading
 import time
 from typing import Any, Iterator, Mapping, Optional, TextIO, Union
 
-from tf_ipu_dp import cli
-from tf_ipu_dp.distributed import job_process
+from tf_ipu_dp import cli, terminal_text
 
 _TICK_S = 1.0
-_FILE_WIDTH = 200
-_MIN_WIDTH = 38
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+def make_result_console(stdout: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
+    """Returns the console of what a command prints as its result."""
+    return make_console(stdout, instance, environ, terminal_text.RESULT_TERMINAL_VARIABLE)
 
 
 def render_duration(seconds: float) -> str:
@@ -73,12 +74,15 @@ class _SafeStream:
             self._stream = None
 
 
-def make_console(stream: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
+def make_console(
+    stream: TextIO, instance: int, environ: Mapping[str, str], variable: str = terminal_text.TERMINAL_VARIABLE
+) -> Console:
     """Returns the console of an instance: the leader prints everything, the others warnings only.
 
-    The leader behind a launcher has a progress bar too, if the launcher names the terminal that shows it.
+    The leader behind a launcher has a progress bar too, if the launcher names the terminal that shows the stream, in a
+    variable of the environment.
     """
-    path = environ.get(job_process.TERMINAL_VARIABLE)
+    path = environ.get(variable)
     if instance == 0 and path and not stream.isatty():
         with contextlib.suppress(OSError):
             return Console(_LaunchersTerminal(stream, os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)))
@@ -89,32 +93,21 @@ class Console:
     """Prints for one instance. A quiet one prints warnings only."""
 
     def __init__(self, stream: Union[TextIO, _LaunchersTerminal], *, quiet: bool = False) -> None:
-        self._stream = _SafeStream(stream)
+        self._stream, self._shown = _SafeStream(stream), stream
         self._terminal = stream.isatty() and _reports_size(stream)
         self._quiet = quiet
         self.colour = self._terminal and cli.shows_colour(stream, os.environ)
         self._bar: Optional[Any] = None
 
     def info(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
+        """Prints lines, above the bar if there is one."""
         if not self._quiet:
             self._print(cli.printable_lines(text))
 
-    def paragraphs(self, text: str) -> None:
-        """Prints lines that a terminal would break within words, broken between them."""
-        if self._terminal:
-            width = max(self.width - 1, _MIN_WIDTH)
-            lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.split("\n"))
-            text = "\n".join(lines)
-        self.info(text)
-
     @property
-    def width(self) -> int:
-        """Returns the columns of the terminal, and a wide page's for a file."""
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns if self._terminal else _FILE_WIDTH
-        except (OSError, ValueError):
-            return _FILE_WIDTH
+    def width(self) -> Optional[int]:
+        """Returns the columns of the terminal, which may change; None for a file."""
+        return cli.width_of(self._shown) if self._terminal else None
 
     def warning(self, text: str) -> None:
         """Prints a line even if this console is quiet, in colour on a terminal."""
@@ -123,7 +116,7 @@ class Console:
     def _print(self, text: str) -> None:
         if self._bar is not None:
             self._bar.clear()
-        self._stream.write(text.rstrip("\n") + "\n")
+        self._stream.write(cli.wrap(text.rstrip("\n"), self.width) + "\n")
         self._stream.flush()
         if self._bar is not None:
             self._bar.refresh()

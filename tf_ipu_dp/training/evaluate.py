@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TextIO
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.runs import checkpoints, result_report, run_folder
+from tf_ipu_dp.runs import result_report
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks
-from tf_ipu_dp.training.console import make_console
+from tf_ipu_dp.training import checks, preflight
+from tf_ipu_dp.training.console import make_console, make_result_console
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 
 
@@ -21,11 +20,7 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
     """Prints the scores of a checkpoint. Returns the exit code."""
     with leader_reports_first(instance):
         console = make_console(stderr, instance, os.environ)
-        if cfg.run_dir is None:
-            raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
-        found = checkpoints.find(run_folder.RunFolder(Path(cfg.run_dir)).stores_of(cfg.weights), console.warning)
-        if found is None:
-            raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
+        found = preflight.find_checkpoint(cfg, console.warning)
         session = attach_session(cfg, plan, sdk, instance)
         plan = session.plan
         checks.require_same_model(found, cfg, plan, session.variables())
@@ -38,5 +33,6 @@ def evaluate(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdout: T
             value = {**scores.to_json(), "checkpoint": str(found.path), "step": found.manifest.step}
             stdout.write(f"{json.dumps(value)}\n")
         else:
-            stdout.write(f"{cli.printable(str(found.path))}: {result_report.render_scores(scores)}\n")
+            text = cli.printable(f"{found.path}: {result_report.render_scores(scores)}")
+            stdout.write(cli.wrap(text, make_result_console(stdout, instance, os.environ).width) + "\n")
         return 0

@@ -7,13 +7,14 @@ import math
 import os
 from typing import List, TextIO
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.monitoring import bottleneck
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training.console import make_console
+from tf_ipu_dp.training.console import make_console, make_result_console
 from tf_ipu_dp.training.executions import AfterExecution, Execution
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 from tf_ipu_dp.training.session import TrainingSession
@@ -53,10 +54,11 @@ def measure_input(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int, stdo
             }
             stdout.write(f"{json.dumps(plain(value))}\n")
             return 0
-        stdout.write(
+        text = (
             f"input  {speed.samples_per_s:,.0f} samples/s  {speed.bytes_per_s / 1e6:,.1f} MB/s\n"
             f"model  {needed:,.0f} samples/s\n{verdict.sentence}\n"
         )
+        stdout.write(cli.wrap(text, make_result_console(stdout, instance, os.environ).width))
         return 0
 
 

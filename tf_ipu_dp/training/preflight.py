@@ -1,4 +1,4 @@
-"""What can be refused before TensorFlow is imported: the run's folder, missing data, and IPUs that are not free.
+"""What can be refused before TensorFlow is imported: the run's folder and checkpoints, missing data, busy IPUs.
 
 No TensorFlow: these refusals come at once. What only the real attempt shows, like a full download, is refused later.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Callable
 
 from tf_ipu_dp import cli, missing_packages, sdk, user_code
 from tf_ipu_dp.config import parsers
@@ -15,7 +16,7 @@ from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import download
 from tf_ipu_dp.monitoring import holders
 from tf_ipu_dp.planning.plan import RunPlan, Topology
-from tf_ipu_dp.runs import disk_space, run_folder
+from tf_ipu_dp.runs import checkpoints, disk_space, run_folder
 
 
 def check(cfg: TrainConfig, run: RunPlan) -> None:
@@ -26,9 +27,21 @@ def check(cfg: TrainConfig, run: RunPlan) -> None:
         )
         for tracker in cfg.track or ():
             missing_packages.require(tracker)
+    if cfg.evaluate:
+        find_checkpoint(cfg, lambda _: None)  # warnings come when it is evaluated
     download.require_available(run.dataset, cfg.data_dir)
     if not run.topology.hosts.names:  # other hosts have IPUs of their own
         _check_ipus(cfg, run.topology)
+
+
+def find_checkpoint(cfg: TrainConfig, warn: Callable[[str], None]) -> checkpoints.Checkpoint:
+    """Returns what --evaluate takes: the best checkpoint, which runs with early stopping keep, or else the newest."""
+    if cfg.run_dir is None:
+        raise cli.UsageError("--evaluate needs a run with a checkpoint. Add --run_dir=runs/NAME.")
+    found = checkpoints.find(run_folder.RunFolder(Path(cfg.run_dir)).stores_of(cfg.weights), warn)
+    if found is None:
+        raise cli.UsageError(f"--run_dir={cfg.run_dir} has no good checkpoint. Train first, without --evaluate.")
+    return found
 
 
 def folder_name(cfg: TrainConfig) -> str:

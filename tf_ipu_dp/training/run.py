@@ -28,7 +28,7 @@ from tf_ipu_dp.runs.records import RunResult
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, session
-from tf_ipu_dp.training.console import make_console
+from tf_ipu_dp.training.console import make_console, make_result_console
 from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
 from tf_ipu_dp.training.stop import SignalHandler
@@ -57,7 +57,7 @@ def train(  # noqa: PLR0913
     """
     console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
-        console.paragraphs(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
+        console.info(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
         made = attach_session(cfg, plan, sdk, instance)
         plan = made.plan
         # The folder is made last, so that a run that cannot start leaves none behind.
@@ -67,7 +67,7 @@ def train(  # noqa: PLR0913
         if results is not None:
             results.append(result)
         elif made.world.is_leader:
-            shown = make_console(stdout, instance, os.environ)
+            shown = make_result_console(stdout, instance, os.environ)
             stdout.write(
                 f"{json.dumps(result.to_json())}\n"
                 if cfg.json

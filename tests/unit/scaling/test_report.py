@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ipu_dp.monitoring import drawings, panels
-from tf_ipu_dp.scaling import analysis, charts, published, records, report, report_page, report_text
+from tf_ipu_dp.scaling import analysis, charts, published, records, report, report_notes, report_page
 
 VERDICT = "It stops paying at 2 instances. The cores of this machine limit it."
 
@@ -31,6 +31,13 @@ def found(request):
     if request.param == "accuracy":
         return analysis.analyse(*sample_study.make_accuracy_study())
     return analyse(request.param)
+
+
+def test_a_table_that_does_not_fit_a_terminal_is_a_list_of_all_its_numbers():
+    text = report.render_text(analyse(records.WEAK, engines=("tf_ipu_dp",)), VERDICT, 40)
+    parts = text.split("Where the time of one update goes (ms)\n")[1]
+    assert parts.startswith("Instances   1\ncompute     ") and "~" not in text
+    assert max(map(len, text.splitlines())) <= 40
 
 
 def test_the_table_says_everything_a_reader_of_a_weak_scaling_needs():
@@ -120,7 +127,7 @@ def test_the_scorecard_counts_the_predictions_that_were_good():
     predictions = [sample_study.make_prediction(cell, error) for cell, error in zip(study.cells, (0.05, -0.2, 0.09))]
     study = dataclasses.replace(study, predictions=tuple(predictions))
     found = analysis.analyse(study, sample_study.make_measurements(study))
-    sentence = report_text.score_sentence(found)
+    sentence = report_notes.score_sentence(found)
     assert (
         "3 cells of tf_ipu_dp: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %."
         in sentence

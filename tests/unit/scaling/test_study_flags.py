@@ -49,6 +49,10 @@ def test_sizes_and_fabrics_to_extrapolate_to():
         ("--predict_on=pod16", "--predict_on=pod16 needs sizes. Add --predict=16..65536."),
         ("--compute_ms=2", "--compute_ms=2 needs sizes to extrapolate to. Add --predict=16..65536."),
         ("--compute_ms=-1", "--compute_ms=-1 is not a time. Give that of one micro batch on the device."),
+        (
+            "--target_accuracy=0.9",
+            "--target_accuracy=0.9 would be 0.9 %: accuracies are in per cent. Write --target_accuracy=90.",
+        ),
         ("--engines=tf_ipu_dp,torch", "--engines=tf_ipu_dp,torch: torch is not an engine. "),
     ],
 )
@@ -56,6 +60,10 @@ def test_a_flag_that_has_no_place_is_refused_with_what_to_do(word, sentence):
     with pytest.raises(cli.UsageError) as error:
         parse(word)
     assert str(error.value).startswith(sentence)
+
+
+def test_an_accuracy_is_typed_in_per_cent_and_kept_as_a_share():
+    assert parse("--target_accuracy=87.5").target_accuracy == 0.875 and parse().target_accuracy is None
 
 
 def test_real_and_emulated_hosts_exclude_each_other():

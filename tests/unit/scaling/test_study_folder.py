@@ -127,6 +127,9 @@ def test_a_study_that_is_running_is_refused_with_who_runs_it(tmp_path):
 
 
 def test_what_is_no_study_is_said(tmp_path):
+    with pytest.raises(cli.UsageError, match=r"is not the folder of a study: it has no study\.json"):
+        StudyFolder(tmp_path).read_study()
+    (tmp_path / "study.json").write_text("[]", encoding="utf-8")
     with pytest.raises(cli.UsageError, match=r"is not the folder of a study: its study\.json cannot be read"):
         StudyFolder(tmp_path).read_study()
 

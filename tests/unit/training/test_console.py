@@ -116,7 +116,7 @@ def test_behind_a_launcher_the_leader_has_a_bar_as_wide_as_the_launchers_termina
         make_console(stream, 1, environ),
         make_console(stream, 0, {"TF_IPU_DP_TERMINAL": "/dev/no-such-terminal"}),
     )
-    assert (leader.width, other.width, fallback.width) == (80, 200, 200)
+    assert (leader.width, other.width, fallback.width) == (80, None, None)
     for console in (leader, other, fallback):
         console.begin_epoch(1, 10_000, 0)
         console.advance(5_000, 0.5, 0.75)
@@ -141,12 +141,12 @@ def test_warnings_are_coloured_on_a_terminal_that_shows_colours(terminal, enviro
     assert shown() == f"{damaged}\r\nResuming from step 128\r\n"
 
 
-def test_long_lines_of_the_plan_are_broken_between_words_on_a_terminal(terminal):
+def test_long_lines_are_broken_between_words_on_a_terminal(terminal):
     stream, shown = terminal
     text = "160 updates, " + "32 per epoch, " * 8
-    Console(stream).paragraphs(text)
+    Console(stream).info(text)
     lines = shown().split("\r\n")
-    assert " ".join(line.strip() for line in lines).strip() == text.strip() and max(map(len, lines)) < 80
+    assert " ".join(line.strip() for line in lines).strip() == text.strip() and max(map(len, lines)) <= 80
     written = io.StringIO()
-    Console(written).paragraphs(text)
+    Console(written).info(text)
     assert written.getvalue() == f"{text}\n"
