@@ -113,7 +113,8 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
             )
         raise
     tied = {name: manifest.flags[name] for name in train_flags.names_tied_to_weights() if name in manifest.flags}
-    wrong = [line for line in saved if tied.get(_name_of(line), _value_of(line)) != _value_of(line)]
+    # A checkpoint has the values that the plan gave to what was asked for as auto.
+    wrong = [line for line in saved if _value_of(line) not in ("auto", tied.get(_name_of(line), _value_of(line)))]
     kept = tuple(f"--{_name_of(line)}={tied[_name_of(line)]}" if line in wrong else line for line in saved)
     defaults, present = train_flags.default_texts(), set(map(_name_of, saved))
     missing = tuple(
