@@ -52,7 +52,9 @@ class Record:
     def _fields_to_json(self) -> Dict[str, Any]:
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {
-            self._key(name): _to_json(value) for name, value in values if value or name not in self.LEFT_OUT_IF_EMPTY
+            self._key(name): _to_json(value)
+            for name, value in values
+            if value or value == 0 or name not in self.LEFT_OUT_IF_EMPTY
         }
 
     @classmethod
