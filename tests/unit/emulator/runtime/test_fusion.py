@@ -114,7 +114,7 @@ def dropout():
             tf.keras.Input((5,)),
             layers.Dense(16, "tanh"),
             layers.Dropout(0.5, seed=3),
-            layers.GaussianNoise(0.1, seed=4),
+            layers.Dropout(0.2, seed=4),
             layers.Dense(1),
         ]
     )

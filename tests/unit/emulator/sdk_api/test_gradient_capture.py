@@ -148,7 +148,7 @@ def test_fit_trains_a_model_with_such_layers_whatever_the_optimizer(scope, repli
         return model.get_weights()
 
     for ours, plain in zip(trained(ipu_layers.CaptureUpstreamGradients), trained(lambda layer: layer)):
-        np.testing.assert_allclose(ours, plain, rtol=1e-6)  # only one of them is computed in fused passes
+        np.testing.assert_allclose(ours, plain, rtol=1e-5)  # only one of them is computed in fused passes
 
 
 # Loss scaling
