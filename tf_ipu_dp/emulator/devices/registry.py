@@ -82,6 +82,10 @@ class Meter:
     busy: float = 0.0
     waiting: float = 0.0  # for input, inside executions
 
+    def to_words(self) -> str:
+        """Returns the numbers as text, which is always of the same length."""
+        return f"{self.attached:020.6f} {self.heartbeat:020.6f} {self.busy:020.6f} {self.waiting:020.6f}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
@@ -93,8 +97,7 @@ class Holding:
 
     def to_line(self) -> bytes:
         """Returns the meters; the line is always of the same length, so that it can be overwritten in place."""
-        numbers = (*dataclasses.astuple(self.meter), *dataclasses.astuple(self.earlier))
-        return (" ".join(f"{number:020.6f}" for number in numbers) + "\n").encode()
+        return f"{self.meter.to_words()} {self.earlier.to_words()}\n".encode()
 
     def to_bytes(self) -> bytes:
         """Returns the file's content: the meters, then the owner."""
@@ -139,14 +142,14 @@ class Attachment:
         """Records that an execution starts. While it runs, `waited` returns the seconds it has waited for input."""
         with self._guard:
             self._waited, self._executing_since = waited, time.monotonic()
-            self._write()
+            self._write(self._including(self._executing_since, 0.0))
 
     def end_execution(self, waited: float) -> None:
         """Records that the execution has ended, and for how many seconds it waited for input."""
         with self._guard:
             self._finished = self._including(time.monotonic(), waited)
             self._executing_since = 0.0
-            self._write()
+            self._write(self._finished)
 
     def read(self) -> Holding:
         """Returns what other processes would see if it were written now."""
@@ -156,8 +159,8 @@ class Attachment:
     def write_heartbeat(self) -> None:
         """Records the progress of a long execution, and that this process is alive."""
         with self._guard:
-            self._earlier = self._last
-            self._last = self._write()
+            self._earlier, self._last = self._last, self._now()
+            self._write(self._last)
 
     def release(self) -> None:
         """Releases the IPUs. Harmless when called twice, or in a forked worker, which does not hold them."""
@@ -182,12 +185,10 @@ class Attachment:
             os.close(self._handle)
             self._handle = -1
 
-    def _write(self) -> Meter:
-        meter = self._now()
+    def _write(self, meter: Meter) -> None:
         if self._handle >= 0:
             with contextlib.suppress(OSError):  # a program does not fail because others cannot see how busy it is
                 os.pwrite(self._handle, Holding(self._owner, meter, self._earlier).to_line(), 0)
-        return meter
 
     def _now(self) -> Meter:
         now = time.monotonic()

@@ -18,7 +18,9 @@ class RecordedExecution:
 
     def __call__(self, iterator: Any) -> Dict[str, Any]:
         logs = self._execution(iterator)
-        self._model.train_tf_function = self._execution.traced  # type: ignore[attr-defined]
+        traced = self._execution.traced  # type: ignore[attr-defined]
+        if getattr(self._model, "train_tf_function", None) is not traced:  # setting it makes Keras look at all layers
+            self._model.train_tf_function = traced
         if self._write is not None and tf.summary.should_record_summaries():
             # Once per execution, on the host: the results of single steps do not leave the device.
             self._write(logs, step=self._model._train_counter)

@@ -255,8 +255,9 @@ class _Execution:
             self._concrete = self._sliced.get_concrete_function(iterator)
 
     def _run_sliced(self, iterator: Any) -> Any:
+        # The concrete function: `tf.function` would look it up by the types of its arguments in every execution.
         with replicas.traced_as(self._program):
-            return self._sliced(iterator)
+            return self._concrete(iterator)
 
     def _trace(self, iterator: Any, concurrent: bool, fuses: bool) -> Any:
         with metrics.converting_code():

@@ -289,8 +289,9 @@ class ConfiguredSystem:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
             yield
-        except errors.InvalidArgumentError as error:
-            sentence = floating_point.explain(error)
+        except BaseException as error:
+            feeds.forget_unfinished()
+            sentence = floating_point.explain(error) if isinstance(error, errors.InvalidArgumentError) else None
             if sentence is None:
                 raise
             raise errors.InternalError(None, None, sentence) from error
