@@ -76,7 +76,7 @@ def _run(
         config = _with_launched_instances(config, ranks) if ranks else config
         return relayout.keep_global_batch(config, dataset, saved, launched) if saved else config
 
-    run = plan.plan_run(cfg, dataset, launched, resolve)
+    run = plan.plan_run(cfg, dataset, launched, resolve, saved_flags.resumable_steps(cfg))
     cfg = resolve(cfg)
     if cfg.dry_run:
         _show(cfg, run)
@@ -159,7 +159,7 @@ def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunRes
     dataset = facts.find(cfg, learn_here=own_models.learn)
     saved = job.read_saved_batch(cfg)
     cfg = relayout.keep_global_batch(cfg, dataset, saved, None) if saved else cfg
-    run = plan.plan_run(cfg, dataset)
+    run = plan.plan_run(cfg, dataset, resumable=saved_flags.resumable_steps(cfg))
     preflight.check(cfg, run)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:

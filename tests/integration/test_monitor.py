@@ -404,7 +404,11 @@ sys.exit(cli.run("train", lambda: train.main(sys.argv[2:]), sys.stderr))
     ("cause", "flags", "verdict"),
     [
         ("input", ["--ipus=2", "--epochs=15steps"], ("input", None, "eight_bit_io")),
-        ("executions", ["--ipus=1", "--epochs=80steps"], ("small executions", None, "device_iterations")),
+        (
+            "executions",
+            ["--ipus=1", "--epochs=80steps", "--device_iterations=1"],
+            ("small executions", None, "device_iterations"),
+        ),
         ("late", ["--ipus=4", "--instances=2", "--epochs=12steps"], ("late instance", 1, "instances")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

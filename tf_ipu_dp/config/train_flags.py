@@ -68,7 +68,7 @@ class TrainConfig(RecipeFlags):
     micro_batch_size: int
     gradient_accumulation: Optional[int]
     global_batch_size: Optional[int]
-    device_iterations: int
+    device_iterations: Optional[int]
     updates_per_epoch: Optional[int]
     epochs: Duration
     learning_rate: Optional[float]
@@ -257,8 +257,9 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
         Flag("global_batch_size", None, whole(1), Effect.WEIGHTS,
              "Samples in one weight update of the whole job. Use it in place of --gradient_accumulation, which is then "
              "calculated.", "micro batch x accumulation x replicas", kept_for_evaluation=False),
-        Flag("device_iterations", 1, whole(1), Effect.RUN,
+        Flag("device_iterations", None, whole(1), Effect.RUN,
              "Weight updates in one call into the device (one execution); must divide the epoch.",
+             "by the model's work: 1, and more for small models, whose executions would be too short",
              kept_for_evaluation=False),
         Flag("updates_per_epoch", None, whole(1), Effect.WEIGHTS,
              "Weight updates in an epoch.", "as many as the data set fills", kept_for_evaluation=False),

@@ -63,7 +63,7 @@ def replan_job(typed: TrainCommand, wanted: TrainConfig, dataset: DatasetInfo) -
 
     Added flags cannot remove one, so the batch is set by the same flag that the user typed.
     """
-    made = plan.plan_run(wanted, dataset)
+    made = plan.plan_run(wanted, dataset, resumable=saved_flags.resumable_steps(wanted))
     names = (field.name for field in dataclasses.fields(wanted))
     changes = {name: getattr(wanted, name) for name in names if getattr(wanted, name) != getattr(typed.config, name)}
     batch_changes = [changes.pop(name, None) for name in ("gradient_accumulation", "global_batch_size")]

@@ -39,7 +39,7 @@ def verify(
     config, topology = job.config, job.plan.topology
     if topology.instances == 1:
         raise cli.UsageError("--verify compares one instance with several, but --instances=1. Use --instances=2.")
-    iterations = config.device_iterations
+    iterations = config.device_iterations or 1
     updates = Duration(-(-_UPDATES // iterations) * iterations, "steps")
     length = updates if config.epochs.unit == "epochs" else config.epochs
     # Kernels on the host divide their sums by thread, so both jobs need the same number of threads for the same bits.

@@ -7,7 +7,7 @@ module calculates any of this. The error lists all problems at once, and every v
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, FrozenSet, Optional, Tuple
+from typing import Callable, FrozenSet, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
@@ -61,14 +61,16 @@ def plan_run(
     dataset: DatasetInfo,
     launched: Optional[LaunchedTopology] = None,
     resolve: Callable[[TrainConfig], TrainConfig] = lambda config: config,
+    resumable: Sequence[int] = (),
 ) -> RunPlan:
     """Returns the plan of a run, or raises PlanError with every problem that its flags have.
 
     `resolve` sets what the flags leave open and a launcher or a saved run decides, and raises UsageError for flags that
-    contradict them. It is applied to suggested flags as well, as if they had been typed.
+    contradict them. It is applied to suggested flags as well, as if they had been typed. `resumable` are the steps that
+    the run has checkpoints of.
     """
     typed, config = config, resolve(config)
-    examined = rules.examine(config, dataset, launched)
+    examined = rules.examine(config, dataset, launched, resumable)
     topology, model, batch, epochs = examined.topology, examined.model, examined.batch, examined.epochs
     if examined.broken:
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
@@ -18,7 +18,7 @@ from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import architectures, errors
 from tf_ipu_dp.planning.architectures import Architecture, ModelPlan
 from tf_ipu_dp.planning.errors import Fix
-from tf_ipu_dp.planning.steps import Batch, Epochs
+from tf_ipu_dp.planning.steps import Batch, Epochs, choose_device_iterations
 from tf_ipu_dp.planning.topology import LaunchedTopology, Topology, accumulation_unit, ipus_per_replica
 
 # Cached: every suggested fix is examined, so one model is described many times.
@@ -55,15 +55,20 @@ class Examination:
         return frozenset(broken.name for broken in self.broken)
 
 
-def examine(config: TrainConfig, dataset: DatasetInfo, launched: Optional[LaunchedTopology]) -> Examination:
-    """Checks the rules from topology to checkpoints; rules that depend on a broken one are skipped."""
+def examine(
+    config: TrainConfig, dataset: DatasetInfo, launched: Optional[LaunchedTopology], resumable: Sequence[int] = ()
+) -> Examination:
+    """Checks the rules from topology to checkpoints; rules that depend on a broken one are skipped.
+
+    `resumable` are the steps that have a checkpoint, from which an execution must be able to begin.
+    """
     found = Examination()
     found.topology = _examine_launched(found, config, launched) if launched else _examine_requested(found, config)
     stages = config.requested_stages or (launched.ipus_per_replica if launched else 1)
     found.model = _examine_model(found, config, dataset, stages, launched)
     found.batch = _examine_batch(found, config, stages, found.topology.replicas if found.topology else None)
     if found.topology and found.batch:
-        found.epochs = _examine_epochs(found, config, dataset, found.topology, found.batch)
+        found.epochs = _examine_epochs(found, config, dataset, found.topology, found.batch, resumable)
     _examine_checkpoints(found, config)
     return found
 
@@ -376,7 +381,12 @@ def _schedules_for(accumulation: int, stages: int) -> List[str]:
 
 
 def _examine_epochs(
-    found: Examination, config: TrainConfig, dataset: DatasetInfo, topology: Topology, batch: Batch
+    found: Examination,
+    config: TrainConfig,
+    dataset: DatasetInfo,
+    topology: Topology,
+    batch: Batch,
+    resumable: Sequence[int],
 ) -> Optional[Epochs]:
     size = batch.global_batch_size
     most = dataset.train_samples // size
@@ -400,9 +410,13 @@ def _examine_epochs(
         )
         return None
 
-    iterations = config.device_iterations
     duration = config.epochs
     full, last = divmod(duration.count, updates) if duration.unit == "steps" else (duration.count, 0)
+    iterations = config.device_iterations
+    if iterations is None:
+        periods = (updates if full else 0, last, config.checkpoint_every or 0, config.log_every or 0, *resumable)
+        macs = found.model.architecture.macs if found.model else 0
+        iterations = choose_device_iterations(macs, size // topology.instances, updates if full else last, periods)
     if full and updates % iterations:
         found.refuse(
             "device_iterations",
@@ -474,7 +488,7 @@ def _smaller_batches(config: TrainConfig, dataset: DatasetInfo, topology: Topolo
 
 def _examine_checkpoints(found: Examination, config: TrainConfig) -> None:
     every, iterations = config.checkpoint_every, config.device_iterations
-    if every is not None and every % iterations:
+    if every is not None and iterations is not None and every % iterations:
         found.refuse(
             "checkpoint_every",
             f"--checkpoint_every={every} is not a multiple of --device_iterations={iterations}: the weights can be "

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from typing import Iterable
 
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning.topology import Topology
 
 # Micro batches of a replica in one validation execution, whose outputs are kept until its end.
 _MAX_VALIDATION_STEPS = 64
+# Multiply-adds of an execution that is long enough for what the host does between two: tens of milliseconds on a few
+# cores of a host, where that is about a millisecond.
+_ENOUGH_WORK = 2 * 10**9
+# Three times those of the forward pass: the backward pass has two products for each of the forward pass.
+_PASSES = 3
+# A run makes at least so many executions in an epoch, so that it can be watched and stopped.
+_FEWEST_EXECUTIONS = 8
+# So many updates are enough whatever they compute: each of them takes at least some tenths of a millisecond.
+_MOST_UPDATES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +91,22 @@ class KerasSteps:
     last_epoch_steps: int
     validation_steps: int
     validation_steps_per_execution: int
+
+
+def choose_device_iterations(macs: int, samples: int, updates: int, multiples: Iterable[int]) -> int:
+    """Returns how many weight updates make an execution that is long enough, where nobody has said.
+
+    `macs` are the multiply-adds of a sample's forward pass, `samples` those of an instance in an update. All of
+    `multiples` (the updates of an epoch, between checkpoints, ...) are multiples of what is returned; `updates` are
+    those of the shortest part that should have several executions.
+    """
+    if not macs:
+        return 1
+    wanted = _ceil_divide(_ENOUGH_WORK, _PASSES * macs * samples)
+    common = functools.reduce(math.gcd, multiples, 0)
+    most = max(min(updates // _FEWEST_EXECUTIONS, common, _MOST_UPDATES), 1)
+    fitting = [number for number in range(1, most + 1) if common % number == 0]
+    return next((number for number in fitting if number >= wanted), fitting[-1])
 
 
 def plan_validation(dataset: DatasetInfo, topology: Topology, batch: Batch, keras: KerasSteps) -> Validation:

@@ -210,6 +210,10 @@ class RunFolder:
         """Whether there are checkpoints, good or damaged."""
         return any(path.name.startswith("step-") for path in safe_files.list_folder(self.checkpoints))
 
+    def checkpoint_steps(self) -> List[int]:
+        """Returns the steps that have a checkpoint, good or damaged."""
+        return checkpoints.Store(self.checkpoints, 1, lambda _: None).steps()
+
     def write_error(self, instance: int, text: str, *, transient: bool = True, common: bool = False) -> Path:
         """Writes the error that ended this process, an instance of the run. Returns the file.
 

@@ -73,6 +73,13 @@ def is_resumed(config: TrainConfig) -> bool:
     return run_folder.RunFolder(cli.expand_path(config.run_dir)).has_checkpoints()
 
 
+def resumable_steps(config: TrainConfig) -> Sequence[int]:
+    """Returns the steps from which a command may continue its run: those that have a checkpoint, good or not."""
+    if not is_resumed(config):
+        return ()
+    return run_folder.RunFolder(cli.expand_path(config.run_dir or "")).checkpoint_steps()
+
+
 def _has_run(path: Path) -> bool:
     folder = run_folder.RunFolder(path)
     return folder.run_flags.is_file() or folder.has_checkpoints()

@@ -158,7 +158,7 @@ def measure_shape(
     if _is_emulated(config) and shape.processes > 1:
         environ = dict.fromkeys(_THREADS, str(max(_cores() // shape.processes, 1)))
     records = processes.measure(words, shape.processes, environ)
-    return time_of_records(shape, records, config.device_iterations)
+    return time_of_records(shape, records, config.device_iterations or 1)
 
 
 def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, known: ShapeTime) -> SharedExchange:
@@ -169,7 +169,7 @@ def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, know
     ipus = replicas * topology.ipus_per_replica(config.requested_stages or 1)
     records = processes.measure_job([*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"])
     rows = [each for record in records for each in record.instances]
-    updates = sum(record.executions or 0 for record in records) * config.device_iterations * shape.processes
+    updates = sum(record.executions or 0 for record in records) * (config.device_iterations or 1) * shape.processes
     if not updates or any(each.program_collective_s is None for each in rows):
         raise cli.UsageError("The calibration of the exchange has no record that was timed.")
     return SharedExchange(math.fsum(each.program_collective_s or 0.0 for each in rows) / updates)
@@ -184,7 +184,7 @@ def shape_words(
     it writes a record.
     """
     ipus = shape.replicas * topology.ipus_per_replica(config.requested_stages or 1)
-    iterations = config.device_iterations
+    iterations = config.device_iterations or 1
     log_every = None
     if update_s:
         log_every = iterations * max(1, round(_RECORD_S / (update_s * iterations)))

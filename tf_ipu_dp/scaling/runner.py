@@ -113,7 +113,7 @@ class Runner:
     def plan_length(self, cell: Cell) -> Length:
         """Returns the updates of a run of a cell, from the predicted time of an update."""
         config = self._settings.config
-        iterations = config.device_iterations if self._parts.is_ours(cell.engine) else 1
+        iterations = (config.device_iterations or 1) if self._parts.is_ours(cell.engine) else 1
         if self._study.target_accuracy is None:
             return modes.plan_length(self._study.seconds, self._predicted(cell), iterations, self._settings.updates)
         # All updates of the run are measured: those of its epochs.

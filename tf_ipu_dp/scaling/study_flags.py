@@ -76,6 +76,8 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
     values: Dict[str, Any] = {name: fv[name].value for name in fv}
     config = TrainConfig.from_flags(fv)
     _refuse(config, values)
+    # Executions of the same length in cells of all sizes, and one update each as in the other engines' steps.
+    config = dataclasses.replace(config, device_iterations=config.device_iterations or 1)
     fabric = fabric_flags.from_flags(fv)
     if fabric is not None and config.hosts is not None:
         raise cli.UsageError(

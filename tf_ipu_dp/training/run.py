@@ -23,7 +23,7 @@ from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan, plan_run
-from tf_ipu_dp.runs import checkpoints, result_report
+from tf_ipu_dp.runs import checkpoints, result_report, saved_flags
 from tf_ipu_dp.runs.records import RunResult
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
@@ -94,7 +94,8 @@ def attach_session(cfg: TrainConfig, plan: RunPlan, sdk: Sdk, instance: int) -> 
 def _plan_data_as_found(cfg: TrainConfig, plan: RunPlan, facts: DatasetInfo) -> RunPlan:
     """Returns the plan for own data that is not what it was when the run was planned; the topology stays."""
     dataset_facts.keep(cfg, facts)
-    return dataclasses.replace(plan_run(cfg, facts), topology=plan.topology)
+    found = plan_run(cfg, facts, resumable=saved_flags.resumable_steps(cfg))
+    return dataclasses.replace(found, topology=plan.topology)
 
 
 @contextlib.contextmanager

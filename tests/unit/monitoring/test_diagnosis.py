@@ -54,7 +54,7 @@ def test_executions_that_are_too_short_get_a_number_that_the_planner_takes(run):
     planned = plan.plan_run(
         train_flags.parse([*FLAGS, f"--device_iterations={iterations}"]), info.DATASETS["fashion_mini"]
     )
-    assert planned.epochs.device_iterations == iterations == 8
+    assert planned.epochs.device_iterations == iterations == 32
 
 
 def test_a_run_without_records_of_its_instances_is_judged_by_its_result(run):

@@ -5,12 +5,13 @@ import random
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_rules import CONFIGS, LAUNCHES, assert_obeys_the_rules, parse_dict
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import info
-from tf_ipu_dp.planning import errors, plan
+from tf_ipu_dp.planning import errors, plan, steps
 from tf_ipu_dp.planning.plan import LaunchedTopology
 
 
@@ -148,6 +149,33 @@ def test_all_problems_are_reported_at_once():
     assert [problem.rule for problem in pipelined.problems] == ["instances", "accumulation"]
     assert "Use --ipus=4 or 8." in error.sentences[0]
     assert "Use --instances=1, 2 or 4, or --ipus=8 --instances=8." in error.sentences[1]
+
+
+@given(st.integers(0, 10**9), st.integers(1, 4096), st.integers(1, 5000), st.lists(st.integers(0, 5000), max_size=3))
+def test_an_execution_is_long_enough_where_what_must_be_a_multiple_of_it_allows_that(macs, samples, updates, others):
+    chosen = steps.choose_device_iterations(macs, samples, updates, [updates, *others])
+    possible = [
+        number
+        for number in range(1, 33)
+        if number == 1 or (number * 8 <= updates and not any(each % number for each in (updates, *others)))
+    ]
+    assert chosen in possible
+    enough = [number for number in possible if number * samples * macs * 3 >= 2 * 10**9]
+    assert chosen == (1 if not macs else min(enough, default=max(possible)))
+
+
+def test_small_models_make_several_updates_in_an_execution_unless_told_otherwise():
+    def chosen(*words, **more):
+        run = plan.plan_run(parse(*words), info.DATASETS["fashion_mini"], **more)
+        return run.epochs.device_iterations
+
+    assert chosen("--model=resnet50", "--ipus=8") == 1
+    assert chosen("--model=mlp", "--ipus=1") == 32
+    assert chosen("--model=mlp", "--ipus=1", "--device_iterations=2") == 2
+    assert chosen("--model=mlp", "--ipus=1", "--log_every=10", "--checkpoint_every=4") == 2
+    assert chosen("--model=mlp", "--ipus=1", "--epochs=7steps") == 1
+    assert chosen("--model=mlp", "--ipus=1", resumable=(96, 120)) == 8
+    assert chosen("--model=mlp", "--ipus=1", resumable=(13,)) == 1
 
 
 def test_device_iterations_that_do_not_divide_the_epoch_are_refused_with_the_divisors_near_it():
