@@ -1,11 +1,12 @@
-"""Images per second of a CIFAR ResNet-20 on the emulator, against plain Keras and MirroredStrategy, alternating.
+"""Images per second of a model on the emulator, against plain Keras and MirroredStrategy, alternating.
 
-    .venv/bin/python benchmarks/emulator.py [--rounds=5] [--micro_batches=128]
+    .venv/bin/python benchmarks/emulator.py [--model=resnet20] [--rounds=5] [--micro_batches=128]
 
 Each contender runs in its own process for all rounds. In a round each of them in turn trains some micro batches of 32.
 Two times are measured: of the whole call of `fit`, and up to the end of its last batch, because stock `fit` often waits
 for seconds after that, until tf.data's tuning thread releases the iterator. The first execution, with tracing, is
-reported separately. Reported: medians, ratios to plain Keras in the same round, and each process's peak memory.
+reported separately. Reported: medians, ratios to plain Keras at batch 32 in the same round, each process's peak memory,
+and the path that the emulator takes: how many micro batches go through the graph in one pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MICRO = 32
 PARTS = ("seconds", "trained")
 CONTENDERS = {
     "Keras, batch 32": ("keras", 1),
+    "Keras, batch 256": ("keras", 8),
     "emulator, 1 replica": ("emulator", 1),
     "emulator, 8 replicas": ("emulator", 8),
     "emulator, 64 replicas": ("emulator", 64),
@@ -31,24 +33,18 @@ CONTENDERS = {
 }
 
 
-def make_resnet20(keras):
-    def block(x, filters, stride):
-        y = keras.layers.Conv2D(filters, 3, stride, "same", use_bias=False)(x)
-        y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
-        y = keras.layers.BatchNormalization()(keras.layers.Conv2D(filters, 3, 1, "same", use_bias=False)(y))
-        if stride > 1:
-            x = keras.layers.Conv2D(filters, 1, stride, "same", use_bias=False)(x)
-        return keras.layers.ReLU()(keras.layers.add([x, y]))
+def make_model(name):
+    from tf_ipu_dp.datasets import info
+    from tf_ipu_dp.planning import architectures
+    from tf_ipu_dp.training import models
 
-    inputs = keras.Input((32, 32, 3))
-    x = keras.layers.Conv2D(16, 3, 1, "same", use_bias=False)(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    for filters, stride in [(16, 1)] * 3 + [(32, 2), (32, 1), (32, 1)] + [(64, 2), (64, 1), (64, 1)]:
-        x = block(x, filters, stride)
-    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+    facts = info.DATASETS["synthetic"]
+    size = {"height": facts.height, "width": facts.width, "channels": facts.channels, "classes": facts.classes}
+    described = architectures.describe(name, norm="batch", **size)
+    return models.make_model(described, eight_bit_input=False, mean=facts.mean, deviation=facts.deviation)
 
 
-def contender(kind, replicas):
+def contender(model_name, kind, replicas):
     """Reads a number of micro batches from each line of standard input, trains them and prints the times."""
     import numpy as np
     import tensorflow as tf
@@ -70,7 +66,7 @@ def contender(kind, replicas):
     else:
         strategy = tf.distribute.get_strategy()
     with strategy.scope():
-        model = make_resnet20(tf.keras)
+        model = make_model(model_name)
         model.compile(
             tf.keras.optimizers.SGD(0.1, momentum=0.9),
             tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -79,7 +75,7 @@ def contender(kind, replicas):
     rng = np.random.default_rng(0)
     images = rng.standard_normal((8 * MICRO, 32, 32, 3), dtype="float32")
     labels = rng.integers(0, 10, 8 * MICRO).astype("int32")
-    element = MICRO * replicas if kind == "mirrored" else MICRO
+    element = MICRO if kind == "emulator" else MICRO * replicas
     data = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(element, drop_remainder=True)
     data = data.prefetch(tf.data.AUTOTUNE)
     last_batch = tf.keras.callbacks.LambdaCallback(on_train_end=lambda logs: ends.append(time.perf_counter()))
@@ -91,7 +87,11 @@ def contender(kind, replicas):
         model.fit(data, steps_per_epoch=micro_batches * MICRO // element, verbose=0, callbacks=[last_batch])
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": seconds, "trained": ends[-1] - started, "peak_mib": peak}), flush=True)
+        answer = {"seconds": seconds, "trained": ends[-1] - started, "peak_mib": peak, "path": ""}
+        if kind == "emulator":
+            count = model.train_function.passes.micro_batches
+            answer["path"] = f"fused, {count} x {MICRO}" if count > 1 else "one by one"
+        print(json.dumps(answer), flush=True)
 
 
 def train_round(process, micro_batches):
@@ -100,7 +100,7 @@ def train_round(process, micro_batches):
     return json.loads(process.stdout.readline())
 
 
-def main(rounds, micro_batches):
+def main(model_name, rounds, micro_batches):
     with tempfile.TemporaryDirectory() as folder:
         environ = {
             **os.environ,
@@ -110,7 +110,7 @@ def main(rounds, micro_batches):
         }
         processes = {}
         for name, (kind, replicas) in CONTENDERS.items():
-            command = [sys.executable, __file__, "--contender", kind, str(replicas)]
+            command = [sys.executable, __file__, "--contender", model_name, kind, str(replicas)]
             processes[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -128,12 +128,12 @@ def main(rounds, micro_batches):
                 answer = train_round(process, micro_batches)
                 for part in PARTS:
                     rates[name, part].append(micro_batches * MICRO / answer[part])
-                first[name]["peak_mib"] = answer["peak_mib"]
+                first[name].update(peak_mib=answer["peak_mib"], path=answer["path"])
         for process in processes.values():
             process.stdin.close()
             process.wait()
     base = "Keras, batch 32"
-    print(f"{'':<26}{'whole fit':>18}{'to the last batch':>20}{'first 64':>11}{'peak':>7}")
+    print(f"{model_name:<26}{'whole fit':>18}{'to the last batch':>20}{'first 64':>11}{'peak':>7}  passes")
     print(f"{'':<26}{'images/s':>10}{'ratio':>8}{'images/s':>12}{'ratio':>8}{'s':>11}{'MiB':>7}")
     for name in processes:
         cells = []
@@ -143,16 +143,18 @@ def main(rounds, micro_batches):
         seconds, peak = first[name]["seconds"], first[name]["peak_mib"]
         print(
             f"{name:<26}{cells[0]:>10.0f}{cells[1]:>8.2f}{cells[2]:>12.0f}{cells[3]:>8.2f}{seconds:>11.1f}{peak:>7.0f}"
+            f"  {first[name]['path']}"
         )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", choices=["mlp", "cnn", "resnet20", "resnet50"], default="resnet20")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--micro_batches", type=int, default=128)
-    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contender:
-        contender(arguments.contender[0], int(arguments.contender[1]))
+        contender(*arguments.contender[:2], int(arguments.contender[2]))
     else:
-        main(arguments.rounds, arguments.micro_batches)
+        main(arguments.model, arguments.rounds, arguments.micro_batches)

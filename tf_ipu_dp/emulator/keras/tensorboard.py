@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict
 
 import tensorflow as tf
 
+from tf_ipu_dp.emulator.runtime.fusion.passes import Passes
+
 
 class RecordedExecution:
     """An execution that trains. Its logs are written to the summary writer that a callback has made the default."""
@@ -15,6 +17,11 @@ class RecordedExecution:
         self._model, self._execution = model, execution
         # In later releases of Keras the callback writes them itself.
         self._write = getattr(sys.modules[tf.keras.Model.__module__], "write_scalar_summaries", None)
+
+    @property
+    def passes(self) -> Passes:
+        """How the micro batches of an update are divided into passes, once it is traced."""
+        return self._execution.passes  # type: ignore[attr-defined]
 
     def __call__(self, iterator: Any) -> Dict[str, Any]:
         logs = self._execution(iterator)

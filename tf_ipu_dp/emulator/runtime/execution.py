@@ -56,6 +56,7 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         updates = shape.steps // shape.accumulation
         statistics = InstanceStatistics(model) if spans_instances else None
         passes = fused_step.plan(model, shape, iterator.element_spec) if fuses else SLICED
+        execution.passes = passes
         is_fused, is_loop = passes.micro_batches > 1, gradient_reduction.loops_over_passes(shape, passes)
         packing = gradient_reduction.Packing(
             model.trainable_variables,
@@ -115,7 +116,8 @@ def make_train_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, A
         statistics.assign_mean(totals)
         return replica_metrics.logs()
 
-    return _Execution(model, shape, train, "train_step")
+    execution = _Execution(model, shape, train, "train_step")
+    return execution
 
 
 def make_test_function(model: Any, shape: Shape) -> Callable[[Any], Dict[str, Any]]:
@@ -190,6 +192,7 @@ class _Execution:
         self._concurrent: Any = None
         self._concrete: Any = None  # of the last compilation
         self._fuses = True  # until tracing finds that micro batches cannot be fused
+        self.passes = SLICED  # of an update, in what was traced last
 
     @property
     def traced(self) -> Any:
