@@ -6,6 +6,9 @@ layout   ResNet-20, micro batches of 32, accumulation 4: 8 replicas in one insta
          the stock Horovod recipe for Keras (hvd.DistributedOptimizer, two processes, horovodrun) with the same model
          and the global batch of 8 replicas; and what TensorFlow's kernels leave room for: forward and backward passes
          of the model and nothing else, in two processes that never communicate
+mlp, cnn, resnet20, resnet50
+         8 replicas x 32 in one instance and in two; and PyTorch DDP in two processes with the same global batch, where
+         PyTorch is installed (python -m tf_ipu_dp.environment ddp), set up as `python -m tf_ipu_dp.scaling` does
 input    a small model with an augmentation that costs more than the model: in numpy, which holds Python's lock, and
          in TensorFlow; one and two instances of the same program for the SDK
 start    from the command to the end of the first step: one and four instances
@@ -18,6 +21,8 @@ round to the first contender.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
 import os
 import statistics
@@ -27,9 +32,11 @@ import tempfile
 import time
 from pathlib import Path
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 HERE = str(Path(__file__).resolve().parent)
 GLOBAL_BATCH = 32 * 8 * 4
 UPDATES = 6
+MODELS = {"mlp": 600, "cnn": 120, "resnet20": 16, "resnet50": 8}  # updates of 256 samples, for some seconds
 RESNET20 = [
     "--dataset=synthetic", "--model=resnet20", "--micro_batch_size=32", "--gradient_accumulation=4",
     "--seed=1", "--json",
@@ -45,11 +52,14 @@ SUITES = {
         "stock Horovod, 2 processes",
         "bare passes, 2 processes",
     ],
+    **{
+        model: ["1 instance x 8 replicas", "2 instances x 4 replicas", *(["DDP, 2 processes"] if HAS_TORCH else [])]
+        for model in MODELS
+    },
     "input": ["numpy, 1 instance", "numpy, 2 instances", "tf.data, 1 instance", "tf.data, 2 instances"],
     "start": ["1 instance x 8 replicas", "4 instances x 2 replicas"],
     "timing": ["exchanges not timed", "exchanges timed"],
 }
-UNITS = {"layout": "samples/s", "input": "samples/s", "start": "s", "timing": "samples/s"}
 
 
 def poprun(instances, replicas):
@@ -89,6 +99,20 @@ def measure_layout(name):
     with tempfile.TemporaryDirectory() as folder:
         words = ["-m", "tf_ipu_dp.train", *RESNET20, f"--epochs={UPDATES * 8 // replicas}steps"]
         return read_rate([*poprun(int(instances), replicas), *words, f"--run_dir={folder}/run"])
+
+
+def measure_model(name, model):
+    words = ["--dataset=synthetic", f"--model={model}", "--micro_batch_size=32", "--seed=1"]
+    with tempfile.TemporaryDirectory() as folder:
+        if name.startswith("DDP"):
+            study = ["--mode=instances", "--sizes=2", "--engines=ddp", "--ipus=8", "--repeats=1"]
+            study += [f"--updates={MODELS[model]}", f"--study_dir={folder}/study", *words]
+            subprocess.run([sys.executable, "-m", "tf_ipu_dp.scaling", *study], capture_output=True, check=True)
+            (cell,) = map(json.loads, Path(folder, "study", "cells.jsonl").read_text().splitlines())
+            return cell["samples_per_s"]
+        job = poprun(int(name[0]), 8)
+        words += ["--json", f"--epochs={MODELS[model]}steps", f"--run_dir={folder}/run"]
+        return read_rate([*job, "-m", "tf_ipu_dp.train", *words])
 
 
 def measure_input(name):
@@ -254,7 +278,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SUITES)
     args = parser.parse_args()
-    measures = {"layout": measure_layout, "input": measure_input, "start": measure_start, "timing": measure_timing}
+    measures = {model: functools.partial(measure_model, model=model) for model in MODELS}
+    measures.update(layout=measure_layout, input=measure_input, start=measure_start, timing=measure_timing)
     for suite in [args.only] if args.only else SUITES:
         found = {name: [] for name in SUITES[suite]}
         for number in range(args.rounds):
@@ -263,7 +288,7 @@ def main():
                 values.append(measures[suite](name))
         print(f"\r{'':<80}\r", end="", file=sys.stderr)
         first = found[SUITES[suite][0]]
-        print(f"{suite:<30}{UNITS[suite]:>9}   ratio")
+        print(f"{suite:<30}{'s' if suite == 'start' else 'samples/s':>9}   ratio")
         for name, values in found.items():
             ratio = statistics.median(one / base for one, base in zip(values, first))
             digits = {"start": (1, 2), "timing": (0, 3)}.get(suite, (0, 2))
