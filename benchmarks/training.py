@@ -22,7 +22,7 @@ from pathlib import Path
 
 TRAIN = [sys.executable, "-m", "tf_ipu_dp.train", "--sdk=emulator", "--dataset=synthetic", "--seed=1", "--json"]
 GLOBAL_BATCH, MICRO = 256, 32
-UPDATES = {"mlp": 1200, "cnn": 240, "resnet20": 24, "resnet50": 10}  # of the global batch, for some seconds
+UPDATES = {"mlp": 300, "cnn": 80, "resnet20": 16, "resnet50": 8}  # of the global batch, for some seconds
 LOGGED = ["--model=resnet20", "--ipus=8", "--micro_batch_size=32", "--epochs=24steps"]
 COSTS = {
     "no logging, no checkpoints": [*LOGGED, "--log_every=1000000", "--checkpoint_every=1000000"],
