@@ -43,6 +43,8 @@ advise_python() {
     fi
     if type -P pyenv >/dev/null; then
         echo "pyenv install 3.11"
+    elif type -P uv >/dev/null; then # it was tried, quietly
+        echo "uv python install 3.11, which says why uv could not get it"
     else
         echo "uv python install 3.11 (uv: pip install uv, or its installation page)"
     fi

@@ -36,7 +36,6 @@ def test_the_wheel_has_every_module_the_data_and_the_console_script(tmp_path):
     assert entry_points == "[console_scripts]\ntf-ipu-dp = tf_ipu_dp.__main__:start\n"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 9), reason="without pins, pip tries releases for minutes on Python 3.8")
 @pytest.mark.slow
 def test_the_wheel_of_the_sdist_is_installed_where_nothing_else_is_and_trains(tmp_path):
     # The console script, the shipped data and the fabrics are checked by the command itself.

@@ -336,7 +336,10 @@ def test_a_uv_that_cannot_download_ends_in_the_same_sentence(clone, tmp_path):
     code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **tools)
     assert (code, out) == (1, "")
     assert "uv is on the PATH and gets Python 3.11" in err.splitlines()[0]
-    assert err.splitlines()[-1].startswith("launch/train: no Python 3.8 to 3.13 was found (python3 is Python 3.14).")
+    assert err.splitlines()[1:] == [
+        "launch/train: no Python 3.8 to 3.13 was found (python3 is Python 3.14). Get one with uv python install 3.11, "
+        "which says why uv could not get it, or set TF_IPU_DP_PYTHON to the path of one."
+    ]
 
 
 def test_a_python_that_is_asked_for_and_does_not_fit_gets_one_sentence(clone, tmp_path):

@@ -25,7 +25,7 @@ gamma==3.0; python_version < "3.11"
 """
 
 
-@pytest.mark.parametrize("name", ["default.txt", "sdk_age.txt"])
+@pytest.mark.parametrize("name", ["default.txt", "modern.txt", "sdk_age.txt"])
 def test_the_constraints_files_survive_being_read_and_written(name):
     text = (ROOT / "launch" / "constraints" / name).read_text(encoding="utf-8")
     assert update_pins.Pins.parse(text).render() == text

@@ -190,7 +190,11 @@ class Recorder:
         for process in snapshot.processes:
             if process.run_dir and process.instance == 0:
                 since = self._last_save.setdefault(process.run_dir, snapshot.time - self._period_s)
-                for path in Path(process.run_dir, "checkpoints").glob("step-*"):
+                checkpoints: List[Path] = []
+                # Any name may stand in a record; one that no path can have finds nothing.
+                with contextlib.suppress(ValueError):
+                    checkpoints = list(Path(process.run_dir, "checkpoints").glob("step-*"))
+                for path in checkpoints:
                     with contextlib.suppress(OSError):
                         saved = path.stat().st_mtime
                         if saved > since:

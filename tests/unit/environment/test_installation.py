@@ -10,6 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tf_ipu_dp.environment import commands, horovod, installation, locks, poplar, pytorch, venvs, versions
 from tf_ipu_dp.environment.status import SetupError, Status
@@ -38,6 +40,20 @@ def test_every_constraint_is_exact_and_has_the_tensorflow_of_its_environment(env
     lines = environment.constraints.read_text(encoding="utf-8").splitlines()
     assert f"tensorflow-cpu=={environment.tensorflow}" in lines
     assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("python", [python for each in versions.ALL for python in each.pythons])
+def test_the_pins_are_releases_that_the_extra_for_hosts_allows_on_every_python(python):
+    # Bounds in setup.cfg spare pip from trying releases for another Python; they must not shut out the tested ones.
+    of_this = {"python_version": ".".join(map(str, python)), "sys_platform": "linux", "platform_machine": "x86_64"}
+    lines = versions.of_python(python).constraints.read_text(encoding="utf-8").splitlines()
+    both = [line for line in lines if line and line[0] != "#"], versions.requirements(ROOT / "setup.cfg", ("host",))
+    pins, wanted = (
+        [each for each in map(Requirement, part) if not each.marker or each.marker.evaluate(of_this)] for part in both
+    )
+    pinned = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+    assert {"absl-py", "setuptools"} < {each.name for each in wanted}
+    assert [str(each) for each in wanted if pinned[canonicalize_name(each.name)] not in each.specifier] == []
 
 
 def test_this_environment_has_the_versions_of_its_constraints():
