@@ -73,7 +73,7 @@ class TrainingSession:
 
     def make_training(self, first_update: int, last_update: int) -> Any:
         """Returns this instance's share of the samples of some updates, as a dataset for `fit`."""
-        dataset = sources.make_training(
+        return sources.make_training(
             self.source,
             self.plan,
             instance=self.world.instance,
@@ -86,11 +86,6 @@ class TrainingSession:
             deterministic=self.cfg.deterministic,
             dtype=_input_dtype(self.plan),
         )
-        names = getattr(self.model, "output_names", ())
-        if not self.scorer or not isinstance(dataset.element_spec[1], dict):
-            return dataset
-        # In the order of the outputs, so that no names have to be matched on the device.
-        return dataset.map(lambda inputs, targets: (inputs, tuple(targets[name] for name in names)))
 
     def example_images(self) -> Optional[Tuple[Any, List[str]]]:
         """Returns some training images as the model sees them, augmented, as 8-bit numbers, with their classes.
