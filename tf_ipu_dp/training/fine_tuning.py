@@ -1,4 +1,4 @@
-"""First weights from elsewhere (--init_from), by the names of their layers, and layers that are not trained (--freeze)."""
+"""First weights from elsewhere (--init_from), by layer, and layers that are not trained (--freeze)."""
 
 from __future__ import annotations
 

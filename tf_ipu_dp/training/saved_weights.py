@@ -13,7 +13,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -50,23 +50,29 @@ def read(path: Path, given: str, model: Any) -> Dict[str, Any]:
             return _read_hdf5(path, given, model)
         if start.startswith(_ZIP):
             return _read_archive(path, given)
+    prefix = _checkpoint_of(path)
+    if prefix is None:
+        raise cli.UsageError(
+            f"--init_from={given} is not a run with a checkpoint, a checkpoint, an .h5 or .keras file, or a SavedModel."
+        )
+    return _read_checkpoint(prefix, given)
+
+
+def _checkpoint_of(path: Path) -> Optional[Path]:
+    """Returns the prefix of the TensorFlow checkpoint that a path has: of a SavedModel, a checkpoint or a run."""
     if (path / "saved_model.pb").is_file():
-        return _read_checkpoint(path / "variables" / "variables", given)
+        return path / "variables" / "variables"
     if (path / "manifest.json").is_file():
-        return _read_checkpoint(path / "state", given)
+        return path / "state"
     if path.is_dir():
         folder = RunFolder(path)
         for store in (folder.best, folder.checkpoints):
             found = checkpoints.Store(store, 1, lambda _: None).newest() if store.is_dir() else None
             if found:
-                return _read_checkpoint(found.prefix, given)
-        if (folder.export / "saved_model.pb").is_file():
-            return _read_checkpoint(folder.export / "variables" / "variables", given)
-    if path.with_name(f"{path.name}.index").is_file():  # what tf.train.Checkpoint and save_weights write
-        return _read_checkpoint(path, given)
-    raise cli.UsageError(
-        f"--init_from={given} is not a run with a checkpoint, a checkpoint, an .h5 or .keras file, or a SavedModel."
-    )
+                return found.prefix
+        return _checkpoint_of(folder.export) if folder.export.is_dir() else None
+    is_plain = path.with_name(f"{path.name}.index").is_file()  # what tf.train.Checkpoint and save_weights write
+    return path if is_plain else None
 
 
 def layers_of(model: Any) -> List[LayerVariables]:

@@ -84,7 +84,7 @@ class TrainingSession:
             eight_bit_io=self.cfg.eight_bit_io,
             prefetch=self.cfg.prefetch,
             deterministic=self.cfg.deterministic,
-            dtype=_input_dtype(self.plan),
+            dtype=input_dtype(self.plan.recipe.precision),
         )
 
     def example_images(self) -> Optional[Tuple[Any, List[str]]]:
@@ -115,7 +115,7 @@ class TrainingSession:
             instance=instance,
             eight_bit_io=self.cfg.eight_bit_io,
             prefetch=self.cfg.prefetch,
-            dtype=_input_dtype(run),
+            dtype=input_dtype(run.recipe.precision),
         )
         after = tf.keras.callbacks.LambdaCallback()
         after.on_predict_batch_end = lambda batch, logs=None: progress()
@@ -436,8 +436,9 @@ def _threads() -> int:
     return max(cores // 2, 1)
 
 
-def _input_dtype(run: RunPlan) -> str:
-    return "float32" if run.recipe.precision == "32.32" else "float16"
+def input_dtype(precision: str) -> str:
+    """Returns the type of floating-point inputs in a precision."""
+    return "float32" if precision == "32.32" else "float16"
 
 
 def make_plain_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:
