@@ -9,7 +9,9 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
-from tf_ipu_dp import cli, missing_packages
+from tf_ipu_dp import cli, missing_packages, user_code
+from tf_ipu_dp.config.train_flags import TrainConfig
+from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.prediction import trained_run
 from tf_ipu_dp.run_catalogue import comparison, summaries
 from tf_ipu_dp.runs import checkpoints, run_folder
@@ -81,21 +83,21 @@ class Run:
         """Whether it is running, finished, interrupted, failed or damaged."""
         return self.summary.state
 
-    def model(self, *, model: Optional[str] = None, dataset: Optional[str] = None, weights: str = "best") -> Any:
+    def model(self, *, model: Any = None, dataset: Any = None, weights: str = "best") -> Any:
         """Returns the trained model as a Keras model, on no device.
 
-        A built-in model takes 8-bit images and returns probabilities. For an own model give `model`, the reference that
-        it was trained with (FILE.py:function), and `dataset` if that was one too; without them its export is taken,
-        which needs no code. UsageError if there is neither.
+        Models of images take 8-bit ones, and classifications return probabilities. For an own model give `model`, the
+        function that it was trained with or its reference (FILE.py:function), and `dataset` if that was one too;
+        without them its export is taken, which needs no code. UsageError if there is neither.
         """
-        words = [
-            cli.flag_text(name, value)
-            for name, value in (("model", model), ("dataset", dataset), ("weights", weights))
-            if value is not None
-        ]
+        words = [cli.flag_text("weights", weights)]
+        for name, given in (("model", model), ("dataset", dataset)):
+            if given is not None:
+                kind = "data" if name == "dataset" else name  # as train(data=...) calls it
+                words.append(cli.flag_text(name, user_code.refer_to(given, kind)))
         found = None
         try:
-            planned = trained_run.plan_prediction(self._folder, words, samples=1)
+            planned = trained_run.plan_prediction(self._folder, words, samples=1, learn_here=_learn)
             found = checkpoints.find(self._folder.stores_of(weights), lambda _: None)
             reason = f"{self.path} has no good checkpoint and no export. Train it first."
         except cli.UsageError as error:
@@ -109,6 +111,13 @@ class Run:
         if found is None:
             return predictor.load_export(self._folder.export)
         return predictor.plain_model(planned.config, planned.plan, found)
+
+
+def _learn(config: TrainConfig) -> DatasetInfo:
+    missing_packages.require("tensorflow")
+    from tf_ipu_dp.training import own_models
+
+    return own_models.learn(config)
 
 
 def open_run(run_dir: Union[str, os.PathLike[str]]) -> Run:

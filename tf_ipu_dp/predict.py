@@ -1,6 +1,6 @@
 """Predicts with the weights of a run: `python -m tf_ipu_dp.predict runs/first image.png`.
 
-Images, arrays or folders in; CSV, JSON or arrays out. Data-parallel over the replicas, each input once and in order.
+Images, arrays, tables or folders in; CSV, JSON or arrays out. Data-parallel over replicas, each input once, in order.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _help() -> str:
     return cli.render_help(
         "python -m tf_ipu_dp.predict RUN_DIR INPUT ... [--flag=value ...]",
         "Predicts with the weights of a run, data-parallel over the replicas. Inputs are images, .npy or .npz arrays "
-        "with a row for each sample, or folders of these; each is predicted once, in order.",
+        "or .csv tables with a row for each sample, or folders of these; each is predicted once, in order.",
         {
             "Output": ("out", "format", "top"),
             "Inputs": ("skip_bad_samples",),

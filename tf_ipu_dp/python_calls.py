@@ -69,23 +69,10 @@ def _words(model: Any, data: Any, flags: Mapping[str, Any]) -> List[str]:
     if data is not None and "dataset" in values:
         raise cli.UsageError("data and dataset both name the data. Leave one out.")
     if model is not None:
-        values["model"] = _reference(model, "model")
+        values["model"] = user_code.refer_to(model, "model")
     if data is not None:
-        values["dataset"] = _reference(data, "data")
+        values["dataset"] = user_code.refer_to(data, "data")
     return [cli.flag_text(name, _typed(value)) for name, value in values.items() if value is not None]
-
-
-def _reference(given: Any, name: str) -> str:
-    if isinstance(given, str):
-        return given
-    if callable(given) and not hasattr(given, "layers"):
-        return user_code.register(given, name)
-    if name == "model":
-        raise cli.UsageError(
-            "model is an object, and each replica, instance and resumption makes its own: give the function that "
-            "returns it, like model=build."
-        )
-    return user_code.register(lambda: given, name)
 
 
 def _typed(value: Any) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, user_sources
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -81,6 +81,20 @@ def register(function: Callable[..., Any], fallback: str) -> str:
     return reference
 
 
+def refer_to(given: Any, name: str) -> str:
+    """Returns a reference for what a caller from Python gives: text is one already, a function or data gets one."""
+    if isinstance(given, str):
+        return given
+    if callable(given) and not hasattr(given, "layers"):
+        return register(given, name)
+    if name == "model":
+        raise cli.UsageError(
+            "model is an object, and each replica, instance and resumption makes its own: give the function that "
+            "returns it, like model=build."
+        )
+    return register(lambda: given, name)
+
+
 def is_only_in_this_process(reference: str) -> bool:
     """Whether a reference stands for an object that no other process can load."""
     return reference.startswith("__main__:")
@@ -126,9 +140,15 @@ def call_by_name(function: Callable[..., Any], offered: Mapping[str, Any], refer
 
 
 def code_digest(reference: str) -> str:
-    """Returns a short hash of the file that has a function, without loading it; empty where there is no such file."""
+    """Returns a short hash of the code of a function, without loading it; empty where it is in no file.
+
+    It changes with the file, and with those that it imports from its folder or, of a module, from the current one.
+    """
     path = source_file(reference)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path else ""
+    if path is None:
+        return ""
+    is_module = reference not in _given and not reference.rpartition(":")[0].endswith(".py")
+    return user_sources.digest(path, [Path.cwd()] if is_module else [])
 
 
 def source_file(reference: str) -> Optional[Path]:

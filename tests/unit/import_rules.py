@@ -34,7 +34,7 @@ _ANY_COMMAND = ("tf_ipu_dp.__main__", "tf_ipu_dp.completion")
 # From the bottom up. A module belongs to the longest name here that it begins with, and may refer to its own room and
 # to lower rows. A new room gets its row here.
 LAYERS = (
-    ("tf_ipu_dp.early_signals", "tf_ipu_dp.missing_packages", "tf_ipu_dp.usage_error"),
+    ("tf_ipu_dp.early_signals", "tf_ipu_dp.missing_packages", "tf_ipu_dp.usage_error", "tf_ipu_dp.user_sources"),
     ("tf_ipu_dp.flag_files",),
     ("tf_ipu_dp",),
     ("tf_ipu_dp.flag_help", "tf_ipu_dp.terminal_text"),

@@ -150,3 +150,28 @@ def test_the_digest_follows_the_file(file):
     file("def build(): return 2")
     assert user_code.code_digest(f"{path}:build") not in ("", before)
     assert user_code.code_digest("nowhere_at_all:build") == ""
+
+
+def test_the_digest_follows_what_the_file_imports_from_its_folder_and_nothing_else(file, tmp_path):
+    (tmp_path / "parts" / "inner").mkdir(parents=True)
+    file("import math\n", "parts/__init__.py")
+    file("from . import sizes\nfrom .inner.deep import DEPTH\n", "parts/blocks.py")
+    file("WIDTH = 8\n", "parts/sizes.py")
+    file("DEPTH = 2\n", "parts/inner/deep.py")
+    file("import mine\n", "names_of_layers.py")  # imports in a circle
+    file("unused = 1\n", "another.py")
+    path = file(
+        "import json\nimport tf_ipu_dp\ndef build():\n    from parts.blocks import block\n    import names_of_layers\n"
+    )
+    seen = {user_code.code_digest(f"{path}:build")}
+    assert user_code.code_digest("mine:build") in seen
+    file("unused = 2\n", "another.py")
+    assert user_code.code_digest(f"{path}:build") in seen
+    for number, name in enumerate(
+        ("parts/__init__.py", "parts/blocks.py", "parts/sizes.py", "parts/inner/deep.py", "names_of_layers.py"), 2
+    ):
+        (tmp_path / name).write_text(f"{(tmp_path / name).read_text()}# changed\n", encoding="utf-8")
+        seen.add(user_code.code_digest(f"{path}:build"))
+        assert len(seen) == number, name
+    file("def broken(", "parts/sizes.py")  # nothing is run, and what cannot be parsed imports nothing
+    assert user_code.code_digest(f"{path}:build") not in seen

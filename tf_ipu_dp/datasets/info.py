@@ -16,6 +16,8 @@ SHIPPED = "shipped"  # a file of this package, named like the set
 SYNTHETIC = "synthetic"  # made from the seed
 OWN = "own"  # what a function of the user returns, or a path of the user has
 
+COLUMNS = "columns"  # among the facts of a table: the titles of its inputs, in order
+
 # Default of --image_size for a set whose images differ in size.
 SIZE_WHERE_IMAGES_DIFFER = 224
 

@@ -5,19 +5,18 @@ Which of them a path is, is decided by `describe_path` without numpy or TensorFl
 
 from __future__ import annotations
 
-import csv
-import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NoReturn, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.datasets.info import SIZE_WHERE_IMAGES_DIFFER
+from tf_ipu_dp.datasets import tables
+from tf_ipu_dp.datasets.info import COLUMNS, SIZE_WHERE_IMAGES_DIFFER
 from tf_ipu_dp.datasets.own_paths import TRAIN_FOLDERS, VALIDATION_FOLDERS, class_folders, image_files
 from tf_ipu_dp.task import Data
 
@@ -50,63 +49,35 @@ def _read_npz(path: Path, name: str) -> Tuple[Data, str]:
 
 
 def _read_csv(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:
-    name, label = cfg.dataset, cfg.label_column
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        _refuse(name, f"cannot be read ({cli.first_line(str(error))})")
-    header = [word.strip() for word in rows[0]] if rows else []
-    if label not in header:
-        _refuse(
-            name,
-            f"has no column {label!r}, only {cli.alternatives(header[:8]) or 'an empty first line'}. Name the one to "
-            "learn with --label_column",
+    name, label = f"--dataset={cfg.dataset}", cfg.label_column
+    table = tables.read_table(path, name)
+    titles = [title for title in table.columns if title != label]
+    if label not in table.columns:
+        tables.refuse(
+            name, f"has no column {label!r}, only {tables.name_some(titles)}. Name the one to learn with --label_column"
         )
-    if len(rows) < 2:
-        _refuse(name, "has a header and no samples")
-    uneven = next((number for number, row in enumerate(rows[1:], 2) if len(row) != len(header)), None)
-    if uneven:
-        _refuse(name, f"has {len(rows[uneven - 1])} values in line {uneven}, but {len(header)} columns")
-    columns = {title: [row[place].strip() for row in rows[1:]] for place, title in enumerate(header)}
-    labels = columns.pop(label)
-    if not columns:
-        _refuse(name, f"has no column besides {label!r}")
-    inputs: Any = np.stack([_numbers(name, title, words) for title, words in columns.items()], 1).astype(np.float32)
-    targets, names = _labels(name, label, labels)
+    if not titles:
+        tables.refuse(name, f"has no column besides {label!r}")
+    inputs: Any = np.stack([np.array(table.numbers(title)) for title in titles], 1).astype(np.float32)
+    targets, names = _labels(table, label)
     kind = f"{len(names)} classes" if names else "a number" if targets.dtype.kind == "f" else "class numbers"
-    about = f"a table of {len(columns)} columns to {kind}, validation held out"
-    return Data((inputs, targets), class_names=names, facts={"columns": list(columns)}), about
+    about = f"a table of {len(titles)} columns to {kind}, validation held out"
+    return Data((inputs, targets), class_names=names, facts={COLUMNS: titles}), about
 
 
-def _numbers(name: str, title: str, words: Sequence[str]) -> Any:
-    found = [_number(word) for word in words]
-    wrong = next((place for place, number in enumerate(found) if number is None), None)
-    if wrong is not None:
-        _refuse(name, f"has {words[wrong]!r} in column {title!r}, line {wrong + 2}, which is not a number")
-    return np.array(found, np.float64)
-
-
-def _labels(name: str, title: str, words: Sequence[str]) -> Tuple[Any, Tuple[str, ...]]:
+def _labels(table: tables.Table, title: str) -> Tuple[Any, Tuple[str, ...]]:
     """Returns whole numbers as class numbers, other numbers as numbers, and texts as the numbers of their names."""
+    words = table.columns[title]
     empty = next((place for place, word in enumerate(words) if not word), None)
     if empty is not None:
-        _refuse(name, f"has no {title!r} in line {empty + 2}")
-    numbers = [_number(word) for word in words]
+        tables.refuse(table.name, f"has no {title!r} in line {empty + 2}")
+    numbers = [tables.to_number(word) for word in words]
     if all(number is not None for number in numbers):
         found: Any = np.array(numbers, np.float64)
         return (found.astype(np.int32) if (found == np.floor(found)).all() else found.astype(np.float32)), ()
     names = tuple(sorted(set(words)))
     places = {each: place for place, each in enumerate(names)}
     return np.array([places[word] for word in words], np.int32), names
-
-
-def _number(word: str) -> Optional[float]:
-    try:
-        number = float(word)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _read_folder(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:

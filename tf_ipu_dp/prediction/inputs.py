@@ -1,4 +1,4 @@
-"""The inputs of predictions: image files, arrays, and folders of both, read in order and in parts that fit into memory.
+"""The inputs of predictions: images, arrays, tables, and folders of them, read in order, in parts that fit into memory.
 
 No TensorFlow: images are decoded by a function that is passed in. numpy is imported to read arrays. Files are foreign
 input: nothing in them is executed.
@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.datasets import tables
+from tf_ipu_dp.datasets.info import DatasetInfo, Structure, TensorInfo
 
 PROBABILITIES = "probabilities"  # what the output of a classification is called
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 ARRAYS = (".npy", ".npz")
+TABLE = ".csv"
+_TYPES = (*IMAGES, *ARRAYS, TABLE)
 # The names that an array of images has in the files of Keras and others.
 _USUAL_KEYS = ("x", "images", "inputs", "x_test", "test_images", "arr_0")
 _MAX_NAMED = 3
@@ -33,6 +36,7 @@ class InputSpec:
     name: str
     shape: Tuple[Optional[int], ...]
     dtype: str
+    columns: Tuple[str, ...] = ()  # the titles that it has in a table, where these are known
 
     @property
     def is_image(self) -> bool:
@@ -74,6 +78,22 @@ def image_specs(facts: DatasetInfo) -> Tuple[InputSpec, ...]:
     return (InputSpec("image", shape, "uint8"),) if facts.mean else ()
 
 
+def array_specs(inputs: Structure, columns: Tuple[str, ...] = ()) -> Tuple[InputSpec, ...]:
+    """Returns the inputs of a model that takes arrays: by name in a dictionary, else as numpy.savez names them."""
+    found: List[InputSpec] = []
+
+    def add(item: Structure, name: str) -> None:
+        if isinstance(item, TensorInfo):
+            found.append(InputSpec(name or f"arr_{len(found)}", item.shape, item.dtype, columns))
+            return
+        for place, each in enumerate(item.items):
+            part = item.names[place] if item.names else str(place) if name else ""
+            add(each, f"{name}_{part}" if name and part else part)
+
+    add(inputs, "")
+    return tuple(found)
+
+
 def most_samples(specs: Sequence[InputSpec]) -> int:
     """Returns how many samples fit into the memory that one part of the inputs may take."""
     return max(_MAX_BYTES // sum(spec.bytes for spec in specs), 1)
@@ -88,14 +108,16 @@ def find_files(words: Sequence[str], specs: Sequence[InputSpec]) -> List[InputFi
     for word in words:
         path = Path(word).expanduser()
         if path.is_dir():
-            files = [each for each in _walk(path) if each.suffix.lower() in (*IMAGES, *ARRAYS)]
+            files = [each for each in _walk(path) if each.suffix.lower() in _TYPES]
             if not files:
-                raise cli.UsageError(f"{path} has no input in it. Files of these types are: {_types()}.")
+                raise cli.UsageError(f"{path} has no input in it. Files of these types are: {', '.join(_TYPES)}.")
             found += [_examine(each, specs) for each in files]
         elif not path.exists():
-            raise cli.UsageError(f"There is no file {path}. Give images, .npy or .npz files, or a folder of them.")
-        elif path.suffix.lower() not in (*IMAGES, *ARRAYS):
-            raise cli.UsageError(f"{path} is of a type that cannot be read. Types are: {_types()}.")
+            raise cli.UsageError(
+                f"There is no file {path}. Give images, .npy, .npz or .csv files, or a folder of them."
+            )
+        elif path.suffix.lower() not in _TYPES:
+            raise cli.UsageError(f"{path} is of a type that cannot be read. Types are: {', '.join(_TYPES)}.")
         else:
             found.append(_examine(path, specs))
     if not sum(each.samples for each in found):
@@ -172,7 +194,7 @@ class InputReader:
 
 
 def _examine(path: Path, specs: Sequence[InputSpec]) -> InputFile:
-    if path.suffix.lower() in ARRAYS:
+    if path.suffix.lower() in (*ARRAYS, TABLE):
         arrays = _load(path, specs)
         return InputFile(path, len(next(iter(arrays.values()))), is_image=False)
     if len(specs) != 1 or not specs[0].is_image:
@@ -185,6 +207,8 @@ def _load(path: Path, specs: Sequence[InputSpec]) -> Dict[str, Any]:
     """Returns the arrays of a file, one for each input of the model, all of the same number of rows."""
     import numpy as np
 
+    if path.suffix.lower() == TABLE:
+        return _load_table(path, specs)
     try:
         loaded = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None, allow_pickle=False)
         arrays = {key: loaded[key] for key in loaded.files} if hasattr(loaded, "files") else {"": loaded}
@@ -195,6 +219,9 @@ def _load(path: Path, specs: Sequence[InputSpec]) -> Dict[str, Any]:
         ) from None
     if len(specs) == 1:
         return {specs[0].name: _fit(_choose(path, arrays, specs[0]), specs[0], path)}
+    by_place = {f"arr_{place}" for place in range(len(specs))}  # as numpy.savez names arrays without names
+    if set(arrays) == by_place:
+        arrays = {spec.name: arrays[f"arr_{place}"] for place, spec in enumerate(specs)}
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if missing:
         raise cli.UsageError(
@@ -207,6 +234,28 @@ def _load(path: Path, specs: Sequence[InputSpec]) -> Dict[str, Any]:
         counts = ", ".join(f"{name} {count:,}" for name, count in rows.items())
         raise cli.UsageError(f"{path} has arrays of different lengths: {counts}. Each needs one row per sample.")
     return fitted
+
+
+def _load_table(path: Path, specs: Sequence[InputSpec]) -> Dict[str, Any]:
+    """Returns the numbers of a .csv file, with a row for each sample; the columns of training by their titles."""
+    import numpy as np
+
+    spec = specs[0]
+    if len(specs) > 1 or len(spec.shape) != 1:
+        takes = "; ".join(f"{spec.name}: {spec.describe()}" for spec in specs)
+        raise cli.UsageError(f"{path} is a table, but the model takes {takes}. Give a .npz or .npy file.")
+    table = tables.read_table(path, str(path))
+    titles = list(spec.columns or table.columns)
+    missing = [title for title in titles if title not in table.columns]
+    if missing:
+        tables.refuse(
+            str(path), f"has no column {missing[0]!r}, which the model was trained with, only "
+            f"{tables.name_some(list(table.columns))}"
+        )  # fmt: skip
+    if spec.shape[0] not in (None, len(titles)):
+        tables.refuse(str(path), f"has {len(titles)} columns, but the model takes {spec.describe()}")
+    numbers: Any = np.stack([np.array(table.numbers(title)) for title in titles], 1)
+    return {spec.name: numbers.astype(spec.dtype)}
 
 
 def _choose(path: Path, arrays: Dict[str, Any], spec: InputSpec) -> Any:
@@ -253,7 +302,3 @@ def _walk(folder: Path) -> List[Path]:
             folders[:] = [name for name in folders if not name.startswith(".")]
             found += [Path(place, name) for name in files if not name.startswith(".")]
     return sorted(found)
-
-
-def _types() -> str:
-    return ", ".join((*IMAGES, *ARRAYS))

@@ -15,9 +15,10 @@ import tensorflow as tf
 from tf_ipu_dp import cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import augment
-from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.datasets.info import COLUMNS, DatasetInfo, map_structure
+from tf_ipu_dp.datasets.memory import FloatCaster
 from tf_ipu_dp.planning.plan import RunPlan
-from tf_ipu_dp.prediction.inputs import PROBABILITIES, InputSpec, image_specs, most_samples
+from tf_ipu_dp.prediction.inputs import PROBABILITIES, InputSpec, array_specs, image_specs, most_samples
 from tf_ipu_dp.runs import checkpoints
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, models, own_models, session
@@ -49,7 +50,10 @@ class Predictor:
         padded = {name: _pad(array, self.slots) for name, array in arrays.items()}
         inputs = padded if len(self.specs) > 1 else next(iter(padded.values()))
         dataset = tf.data.Dataset.from_tensor_slices(inputs).batch(self.micro_batch_size, drop_remainder=True)
-        dataset = dataset.map(self.prepare, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+        prepare = self.prepare
+        # In a tuple of one: Keras takes the second of two inputs for targets.
+        dataset = dataset.map(lambda each: (prepare(each),), tf.data.AUTOTUNE, deterministic=True)
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         outputs = self.model.predict(dataset.with_options(options), steps=self.steps, verbose=0)
@@ -91,9 +95,9 @@ def from_checkpoint(cfg: TrainConfig, run: RunPlan, sdk: Sdk, found: checkpoints
     made = session.make_session(cfg, run, sdk, device, cast(Any, None))  # predictions need no data set
     checks.require_same_model(found, cfg, run, made.variables())
     made.restore(found, whole=False)
-    facts = run.dataset
-    specs, prepare = _inputs_of(made.model, facts, cfg)
-    is_logits = facts.classes > 0 and not _ends_in_softmax(made.model)
+    specs, prepare = _inputs_of(made.model, run.dataset, cfg)
+    is_classification = made.own is None or made.own.is_classification
+    is_logits = is_classification and not (made.own and made.own.gives_probabilities)
     return Predictor(
         model=made.evaluator,
         specs=specs,
@@ -101,7 +105,7 @@ def from_checkpoint(cfg: TrainConfig, run: RunPlan, sdk: Sdk, found: checkpoints
         micro_batch_size=run.batch.micro_batch_size,
         prepare=prepare,
         finish=softmax if is_logits else lambda outputs: outputs,
-        output_names=(PROBABILITIES,) if facts.classes > 0 else tuple(cast(Any, made.model).output_names),
+        output_names=(PROBABILITIES,) if is_classification else tuple(cast(Any, made.model).output_names),
     )
 
 
@@ -192,18 +196,20 @@ class _Exported(tf.keras.layers.Layer):  # type: ignore[misc]
 
 
 def _inputs_of(model: Any, facts: DatasetInfo, cfg: TrainConfig) -> Tuple[Tuple[InputSpec, ...], Callable[[Any], Any]]:
-    """Returns what a model takes from files, and how it is prepared: images as in the validation."""
-    images = image_specs(facts)
-    if not images:
-        return specs_of(model), lambda inputs: inputs
-    normalise = augment.Normaliser(facts, cfg.eight_bit_io, model.inputs[0].dtype.name)
-    return images, normalise
+    """Returns what a model takes from files, and how it is prepared: as in the validation."""
+    dtype = model.inputs[0].dtype.name
+    if facts.inputs is None:
+        return image_specs(facts), augment.Normaliser(facts, cfg.eight_bit_io, dtype)
+    columns = tuple(map(str, dict(facts.given).get(COLUMNS, ())))
+    specs = array_specs(facts.inputs, columns)
+    structure = map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), facts.inputs)
+    cast_floats = FloatCaster(facts.inputs, session.input_dtype(cfg.precision))
 
+    def prepare(arrays: Any) -> Any:
+        listed = [arrays[spec.name] for spec in specs] if len(specs) > 1 else [arrays]
+        return cast_floats(tf.nest.pack_sequence_as(structure, listed))
 
-def _ends_in_softmax(model: Any) -> bool:
-    last = model.layers[-1]
-    activation = getattr(last, "activation", None)
-    return isinstance(last, tf.keras.layers.Softmax) or getattr(activation, "__name__", "") == "softmax"
+    return specs, prepare
 
 
 def _pad(array: Any, slots: int) -> Any:

@@ -28,14 +28,17 @@ class Buildable:
     plan: plan.RunPlan
 
 
-def plan_prediction(folder: RunFolder, words: Sequence[str], samples: int) -> Buildable:
+def plan_prediction(
+    folder: RunFolder, words: Sequence[str], samples: int, learn_here: Optional[facts.Learn] = None
+) -> Buildable:
     """Returns the plan for so many samples; UsageError if the run's model cannot be built.
 
-    `words` are flags of train that the caller gives: only they may name code.
+    `words` are flags of train that the caller gives: only they may name code. `learn_here` is called for functions that
+    only this process has.
     """
     _require_named_code(folder, words)
     config = saved_flags.complete([f"--run_dir={folder.path}", "--evaluate", *words]).config
-    found = facts.find(config)  # it loads code only if the caller names it
+    found = facts.find(config, learn_here=learn_here)  # it loads code only if the caller names it
     # The inputs take the place of the validation: every sample once, in order, on any number of replicas.
     return Buildable(config, plan.plan_run(config, dataclasses.replace(found, validation_samples=samples)))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+import re
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import tensorflow as tf
 
@@ -18,7 +20,7 @@ from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import facts as dataset_facts
 from tf_ipu_dp.datasets import lookup, own_data
-from tf_ipu_dp.datasets.info import DatasetInfo, map_structure
+from tf_ipu_dp.datasets.info import DatasetInfo, Group, TensorInfo, map_structure
 from tf_ipu_dp.planning.architectures import Architecture, Block, OwnModel
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.task import Task
@@ -28,6 +30,7 @@ from tf_ipu_dp.training.task_scores import TaskScorer
 
 _SOFTMAX = (tf.keras.activations.softmax,)
 _RECURRENT = (tf.keras.layers.RNN,)
+_LAYER_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")  # what TensorFlow takes
 _REDUCTIONS = ("auto", "sum_over_batch_size")
 
 
@@ -105,7 +108,7 @@ def describe(made: OwnTask, name: str, facts: DatasetInfo, norm: str) -> Archite
 def make_export_model(made: OwnTask, reference: str, plan: RunPlan) -> Any:
     """Returns a float32 model with the same weights for use outside any strategy.
 
-    Of images with class numbers it takes raw 8-bit images and returns probabilities; else it is the model itself.
+    Of images it takes raw 8-bit ones, and of a classification it returns probabilities; else it is the model itself.
     """
     assert not tf.distribute.has_strategy()
     facts, weights = plan.dataset, made.model.get_weights()
@@ -114,24 +117,39 @@ def make_export_model(made: OwnTask, reference: str, plan: RunPlan) -> Any:
         fresh.model.set_weights(
             [weight.astype("float32") if weight.dtype.kind == "f" else weight for weight in weights]
         )
-        if facts.inputs is not None or not made.is_classification:
+        inputs, outputs = fresh.model.input, fresh.model.outputs
+        if facts.inputs is None:
+            inputs = tf.keras.Input((facts.height, facts.width, facts.channels), name="image", dtype="uint8")
+            found = fresh.model(Normalise(facts.mean, facts.deviation, name="normalise")(inputs))
+            outputs = found if isinstance(found, (list, tuple)) else [found]
+        elif not made.is_classification:
             return fresh.model
-        image = tf.keras.Input((facts.height, facts.width, facts.channels), name="image", dtype="uint8")
-        outputs = fresh.model(Normalise(facts.mean, facts.deviation, name="normalise")(image))
-        if not made.gives_probabilities:
-            outputs = tf.keras.layers.Softmax(name="probabilities")(outputs)
-        return tf.keras.Model(image, outputs, name=fresh.model.name)
+        if made.is_classification:
+            activation = "linear" if made.gives_probabilities else "softmax"
+            outputs = [tf.keras.layers.Activation(activation, name="probabilities")(outputs[0])]
+        elif inputs is not fresh.model.input:  # the names of the task's outputs
+            outputs = [
+                tf.keras.layers.Activation("linear", name=name)(each)
+                for name, each in zip(fresh.model.output_names, outputs)
+            ]
+        return tf.keras.Model(inputs, outputs[0] if len(outputs) == 1 else outputs, name=fresh.model.name)
 
 
 def make_inputs(facts: DatasetInfo) -> Any:
-    """Returns symbolic inputs for the data, in the precision of the policy."""
+    """Returns symbolic inputs for the data, in the precision of the policy; those of a dictionary have its names."""
     compute = tf.keras.mixed_precision.global_policy().compute_dtype
     if facts.inputs is None:
         return tf.keras.Input((facts.height, facts.width, facts.channels), dtype=compute)
-    return map_structure(
-        lambda each: tf.keras.Input(each.shape, dtype=compute if each.dtype.startswith("float") else each.dtype),
-        facts.inputs,
-    )
+
+    def make(each: TensorInfo, name: Optional[str] = None) -> Any:
+        dtype = compute if each.dtype.startswith("float") else each.dtype
+        return tf.keras.Input(each.shape, dtype=dtype, name=name)
+
+    if isinstance(facts.inputs, Group) and all(isinstance(item, TensorInfo) for item in facts.inputs.items):
+        names = [name if _LAYER_NAME.fullmatch(name) else None for name in facts.inputs.names]
+        made = [make(cast(TensorInfo, item), name) for item, name in itertools.zip_longest(facts.inputs.items, names)]
+        return dict(zip(facts.inputs.names, made)) if names else tuple(made)
+    return map_structure(make, facts.inputs)
 
 
 def _as_functional(model: Any, reference: str, facts: DatasetInfo) -> Tuple[Any, str]:

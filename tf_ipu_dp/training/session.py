@@ -73,7 +73,7 @@ class TrainingSession:
 
     def make_training(self, first_update: int, last_update: int) -> Any:
         """Returns this instance's share of the samples of some updates, as a dataset for `fit`."""
-        dataset = sources.make_training(
+        return sources.make_training(
             self.source,
             self.plan,
             instance=self.world.instance,
@@ -84,13 +84,8 @@ class TrainingSession:
             eight_bit_io=self.cfg.eight_bit_io,
             prefetch=self.cfg.prefetch,
             deterministic=self.cfg.deterministic,
-            dtype=_input_dtype(self.plan),
+            dtype=input_dtype(self.plan.recipe.precision),
         )
-        names = getattr(self.model, "output_names", ())
-        if not self.scorer or not isinstance(dataset.element_spec[1], dict):
-            return dataset
-        # In the order of the outputs, so that no names have to be matched on the device.
-        return dataset.map(lambda inputs, targets: (inputs, tuple(targets[name] for name in names)))
 
     def example_images(self) -> Optional[Tuple[Any, List[str]]]:
         """Returns some training images as the model sees them, augmented, as 8-bit numbers, with their classes.
@@ -120,7 +115,7 @@ class TrainingSession:
             instance=instance,
             eight_bit_io=self.cfg.eight_bit_io,
             prefetch=self.cfg.prefetch,
-            dtype=_input_dtype(run),
+            dtype=input_dtype(run.recipe.precision),
         )
         after = tf.keras.callbacks.LambdaCallback()
         after.on_predict_batch_end = lambda batch, logs=None: progress()
@@ -441,8 +436,9 @@ def _threads() -> int:
     return max(cores // 2, 1)
 
 
-def _input_dtype(run: RunPlan) -> str:
-    return "float32" if run.recipe.precision == "32.32" else "float16"
+def input_dtype(precision: str) -> str:
+    """Returns the type of floating-point inputs in a precision."""
+    return "float32" if precision == "32.32" else "float16"
 
 
 def make_plain_model(cfg: TrainConfig, run: RunPlan) -> IpuModel:

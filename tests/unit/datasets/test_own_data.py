@@ -169,7 +169,7 @@ def test_a_csv_file_with_a_column_of_labels(tmp_path):
     with pytest.raises(cli.UsageError, match="has 'blue' in column 'kind', line 2, which is not a number"):
         from_path(path, "--label_column=x")
     path.write_text("x,label\n1,0.5\n2\n")
-    with pytest.raises(cli.UsageError, match="has 1 values in line 3, but 2 columns"):
+    with pytest.raises(cli.UsageError, match="has 1 value in line 3, but 2 columns"):
         from_path(path)
 
 
@@ -190,6 +190,12 @@ def test_facts_are_kept_by_the_content_of_the_file(tmp_path, monkeypatch):
     known = dataclasses.replace(load(((FLOATS, LABELS), (FLOATS, LABELS))).facts, name="mine.py:load")
     facts.keep(cfg, known)
     assert facts.find(cfg, may_load=False) == known
-    (tmp_path / "mine.py").write_text("def build(norm): pass\n")
+    (tmp_path / "mine.py").write_text("import widths\ndef build(norm): pass\n")
+    with pytest.raises(cli.UsageError, match="has not been planned here yet"):
+        facts.find(cfg, may_load=False)
+    (tmp_path / "widths.py").write_text("HIDDEN = 8\n")
+    facts.keep(cfg, known)
+    assert facts.find(cfg, may_load=False) == known
+    (tmp_path / "widths.py").write_text("HIDDEN = 16\n")  # the file itself is the same
     with pytest.raises(cli.UsageError, match="has not been planned here yet"):
         facts.find(cfg, may_load=False)
