@@ -180,7 +180,7 @@ def detect_options(stream: TextIO) -> DisplayOptions:
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
         colour=cli.shows_colour(stream, os.environ),
-        unicode=cli.supports_unicode(stream),
+        unicode=cli.supports_unicode(stream, os.environ),
     )
 
 
