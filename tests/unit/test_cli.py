@@ -145,7 +145,9 @@ def test_help_shows_groups_forms_and_defaults():
 def test_help_is_as_wide_as_the_terminal(width):
     fv = make_flags()
     flags.DEFINE_bool("long", True, "Some words of this text. " * 20, flag_values=fv)
-    text = cli.render_help("prog", "Some words of this text. " * 20, {"All": ("ipus", "long")}, fv, width)
+    usage = "python -m tf_ipu_dp.prog [--flag=value ...] RUN_DIR RUN_DIR"
+    text = cli.render_help(usage, "Some words of this text. " * 20, {"All": ("ipus", "long")}, fv, width)
+    assert " ".join(text.split("\n\n")[0].split()) == f"usage: {usage}"
     assert width - 10 < max(map(len, text.splitlines())) <= width
     assert "Default: on." in text.replace("\n" + " " * 6, " ")
 
