@@ -65,7 +65,7 @@ def test_every_mistake_of_a_line_is_reported():
         "--sdk=gpu is not possible. It takes auto or poplar.",
         "--nojson=1 does not take an argument. Write --nojson, or --json.",
         "--ipsu is not a flag. Did you mean --ipus?",
-        "'extra' is not expected here; options start with --.",
+        "'extra' is not expected here. Options start with --.",
     ]
 
 
@@ -75,6 +75,7 @@ def test_every_mistake_of_a_line_is_reported():
         (["--ipus", "-4"], "--ipus=-4 is not possible. It takes a whole number from 1 on."),
         (["--ipus=a: b: c"], "--ipus=a: b: c is not possible. It takes a whole number from 1 on."),
         (["--json=maybe"], "--json=maybe is not possible. It takes true or false."),
+        (["ipus=8"], "'ipus=8' is not expected here. Did you mean --ipus=8?"),
         (["--IPUS=8"], "--IPUS is not a flag. Did you mean --ipus?"),
         (["--flagfile="], "--flagfile needs the path of a text file of flags."),
         (["--json", "--flagfile"], "--flagfile needs the path of a text file of flags."),
