@@ -6,7 +6,7 @@ import pytest
 from absl import flags
 
 import tf_ipu_dp
-from tf_ipu_dp import cli
+from tf_ipu_dp import __main__, cli
 
 
 def make_flags():
@@ -197,3 +197,11 @@ def test_a_users_mistake_ends_with_1_and_ours_with_a_traceback():
 @pytest.mark.parametrize(("values", "text"), [([1], "1"), ([1, 2], "1 or 2"), ([1, 2, 3], "1, 2 or 3")])
 def test_alternatives_read_like_a_sentence(values, text):
     assert cli.alternatives(values) == text
+
+
+def test_the_list_of_commands_names_them_as_they_are_started():
+    text = __main__.render_commands(80)
+    assert text.startswith("usage: tf-ipu-dp COMMAND ") and "\n  tf-ipu-dp monitor --watch=1\n" in text
+    text = __main__.render_commands(120, "../clone/launch/")
+    assert text.startswith("usage: ../clone/launch/tf-ipu-dp COMMAND ")
+    assert "\n  ../clone/launch/tf-ipu-dp monitor --watch=1\n" in text
