@@ -131,6 +131,8 @@ from tf_ipu_dp import __main__; __main__.start_without_environment(*sys.argv[2:4
     else
         python=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$base" -m tf_ipu_dp.environment "${target/start/run}" \
             --venv="$venv" --program="$program" --key="$key") || exit $?
+        # A run's start-up counts from here: the same process becomes the command.
+        read -r TF_IPU_DP_INSTALLED _ </proc/uptime 2>/dev/null && export TF_IPU_DP_INSTALLED || true
         # This clone is not installed in the Poplar SDK's environment.
         [[ $python == "$venv/bin/python" ]] || export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
     fi

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import runpy
 import shutil
 import sys
@@ -45,7 +46,8 @@ _WITHOUT_PACKAGES = ("environment", *_PROGRAM_RUNNERS)
 def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
     """Lists the commands, or runs the one that the first word names, after `prepare`. Returns the exit code."""
     if not words or words[0] in _HELP:
-        sys.stdout.write(render_commands(shutil.get_terminal_size().columns))
+        launch = os.environ.get("TF_IPU_DP_LAUNCH")
+        sys.stdout.write(render_commands(shutil.get_terminal_size().columns, f"{launch}/" if launch else ""))
         return 0
     if words[0] == "--version" or (words[1:] == ["--version"] and words[0] in {*COMMANDS} - {*_PROGRAM_RUNNERS}):
         sys.stdout.write(f"tf_ipu_dp {__version__}\n")
@@ -61,15 +63,15 @@ def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
     return 0
 
 
-def render_commands(width: int) -> str:
-    """Returns the usage, what each command does, and examples."""
-    usage = "usage: tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
-    last = "tf-ipu-dp COMMAND --help lists a command's flags, with examples."
+def render_commands(width: int, folder: str = "") -> str:
+    """Returns the usage, what each command does, and examples. `folder` is that of launch/, if started from there."""
+    usage = f"usage: {folder}tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
+    last = f"{folder}tf-ipu-dp COMMAND --help lists a command's flags, with examples."
     blocks = [
         terminal_text.wrap(usage, width),
         terminal_text.render_names(COMMANDS, width),
         terminal_text.wrap(last, width, indent=""),
-        "\n".join(["Examples", *(f"  {line}" for line in _EXAMPLES)]),
+        "\n".join(["Examples", *(f"  {folder}{line}" for line in _EXAMPLES)]),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -122,7 +122,7 @@ def show(text: str) -> int:
 
 def wants_help(words: Sequence[str]) -> bool:
     """Whether the command line asks for help rather than for a run."""
-    return any(word in _HELP_WORDS for word in _until_end_of_flags(words))
+    return any(word.split("=")[0] in _HELP_WORDS for word in _until_end_of_flags(words))
 
 
 def parse(words: Sequence[str], fv: flags.FlagValues, *, arguments: bool = False) -> List[str]:
@@ -154,7 +154,7 @@ def parse(words: Sequence[str], fv: flags.FlagValues, *, arguments: bool = False
             break
         words = rest
     if not arguments:
-        sentences += [f"{shorten(repr(word))} is not expected here; options start with --." for word in positional]
+        sentences += [flag_mistakes.explain_argument(word, fv) for word in positional]
     if sentences:
         raise UsageError(*sentences[:_MAX_PROBLEMS])
     return list(positional)

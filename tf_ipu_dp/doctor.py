@@ -140,7 +140,7 @@ def main(words: Sequence[str]) -> int:
     if fv["json"].value:
         sys.stdout.write(render_json(diagnosis))
     else:
-        unicode = cli.supports_unicode(sys.stdout)
+        unicode = cli.supports_unicode(sys.stdout, os.environ)
         sys.stdout.write(render(diagnosis, cli.width_of(sys.stdout), ascii_only=not unicode))
     return 0 if diagnosis.sdk else 1
 
@@ -153,7 +153,7 @@ def check_calls(sdk: str, of_train: Sequence[str], *, as_json: bool) -> int:
     if of_train or launched:
         layouts = ((" ".join(of_train) or "the instances of poprun", ()),)
     shows_all = not as_json and not (launched and launched.instance)  # of several instances, the others only failures
-    marks = {True: "✓", False: "✗"} if cli.supports_unicode(sys.stdout) else {True: "yes", False: "no"}
+    marks = {True: "✓", False: "✗"} if cli.supports_unicode(sys.stdout, os.environ) else {True: "yes", False: "no"}
     found: List[Tuple[str, List[sdk_calls.Call]]] = []
     for name, changes in layouts:
         calls: List[sdk_calls.Call] = []

@@ -21,11 +21,11 @@ def render_help(
 ) -> str:
     """Returns the help text: the groups' flags with what they take, what they do and their defaults, and examples."""
     width = max(width, _LEAST_WIDTH)
-    blocks = [f"usage: {usage}", textwrap.fill(about, width)]
+    blocks = [_fill_words(f"usage: {usage}", width), textwrap.fill(about, width)]
     column = 2 + max((len(flag_form(fv[name])) for names in groups.values() for name in names), default=0)
     column = 6 if width < _NARROW else min(column, 28) + 2
     for title, names in groups.items():
-        lines = [title]
+        lines = [_fill_words(title, width)]
         for name in names:
             form = "  " + flag_form(fv[name])
             text = textwrap.wrap(f"{_help_text(fv[name])} {_default_text(fv[name])}".strip(), width - column)
@@ -41,6 +41,10 @@ def render_help(
     if examples:
         blocks.append("\n".join(["Examples", *(f"  {line}" for line in examples)]))
     return "\n\n".join(blocks) + "\n"
+
+
+def _fill_words(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def alternatives(values: Iterable[object]) -> str:

@@ -11,39 +11,55 @@ from absl import flags
 from tf_ipu_dp import flag_help
 from tf_ipu_dp.terminal_text import shorten
 
-# What people type who know other trainers: the flag that is meant, and what to type, with the value that they gave.
-_ALIASES = {
-    "lr": ("learning_rate", "--learning_rate={value}"),
-    "batch": ("micro_batch_size", "--micro_batch_size={value} (one replica) or --global_batch_size={value} (the job)"),
-    "batch_size": (
-        "micro_batch_size",
-        "--micro_batch_size={value} (one replica) or --global_batch_size={value} (the job)",
-    ),
-    "steps": ("epochs", "--epochs={value}steps"),
-    "max_steps": ("epochs", "--epochs={value}steps"),
-    "num_steps": ("epochs", "--epochs={value}steps"),
-    "num_epochs": ("epochs", "--epochs={value}"),
-    "max_epochs": ("epochs", "--epochs={value}"),
-    "max_time": ("time_limit", "--time_limit={value}"),
-    "replicas": ("ipus", "--ipus={value} (each replica takes 1 IPU per pipeline stage)"),
-    "num_replicas": ("ipus", "--ipus={value} (each replica takes 1 IPU per pipeline stage)"),
-    "num_ipus": ("ipus", "--ipus={value}"),
-    "gpus": ("ipus", "--ipus={value}"),
-    "devices": ("ipus", "--ipus={value}"),
-    "workers": ("instances", "--instances={value}"),
-    "num_instances": ("instances", "--instances={value}"),
-    "output": ("run_dir", "--run_dir={value}"),
-    "output_dir": ("run_dir", "--run_dir={value}"),
-    "log_dir": ("run_dir", "--run_dir={value}"),
-    "model_dir": ("run_dir", "--run_dir={value}"),
-    "save_dir": ("run_dir", "--run_dir={value}"),
-    "resume_from": ("run_dir", "--run_dir={value} (it resumes from the newest checkpoint of that run)"),
-    "resume_from_checkpoint": ("run_dir", "--run_dir=FOLDER (it resumes from the newest checkpoint of that run)"),
-    "name": ("run_dir", "--run_dir=runs/{value}"),
-    "checkpoint": ("run_dir", "--run_dir=FOLDER (it resumes from the newest checkpoint of that run)"),
-    "checkpoint_dir": ("run_dir", "--run_dir={value} (its checkpoints are in it)"),
-    "interval": ("watch", "--watch={value}"),
+_BATCH = "--micro_batch_size={value} (one replica) or --global_batch_size={value} (the job)"
+_REPLICAS = "--ipus={value} (each replica takes 1 IPU per pipeline stage)"
+_RESUME = "--run_dir=FOLDER (it resumes from the newest checkpoint of that run)"
+_HALF = "--precision=16.16 (or 16.32, with 32-bit weights)"
+# What people type who know other trainers: the flag that is meant, what to type, with the value that they gave, and
+# the names for it.
+_MEANT: Tuple[Tuple[str, str, str], ...] = (
+    ("learning_rate", "--learning_rate={value}", "lr"),
+    ("micro_batch_size", _BATCH, "batch batch_size bs train_batch_size per_device_train_batch_size"),
+    ("epochs", "--epochs={value}steps", "steps max_steps num_steps train_steps iterations"),
+    ("epochs", "--epochs={value}", "num_epochs max_epochs"),
+    ("early_stop", "--early_stop={value}", "patience"),
+    ("time_limit", "--time_limit={value}", "max_time"),
+    ("warmup_epochs", "--warmup_epochs={value}", "warmup"),
+    ("warmup_epochs", "--warmup_epochs=X (epochs, which may be a fraction)", "warmup_steps"),
+    ("ipus", _REPLICAS, "replicas num_replicas"),
+    ("ipus", "--ipus={value}", "num_ipus n_ipus gpu gpus num_gpus n_gpus ngpu ngpus devices num_devices"),
+    ("instances", "--instances={value}", "workers num_instances processes nproc nproc_per_node"),
+    ("hosts", "--hosts={value}", "nodes num_nodes machines"),
+    ("pipeline_stages", "--pipeline_stages={value}", "stages"),
+    ("run_dir", "--run_dir={value}", "output out output_dir log_dir logdir model_dir save_dir"),
+    ("run_dir", "--run_dir={value} (it resumes from the newest checkpoint of that run)", "resume_from"),
+    ("run_dir", _RESUME, "resume_from_checkpoint checkpoint ckpt load"),
+    ("run_dir", "--run_dir={value} (its checkpoints are in it)", "checkpoint_dir"),
+    ("run_dir", "--run_dir=runs/{value}", "name run_name"),
+    ("run_dir", "tensorboard --logdir=runs/NAME/tensorboard; every run writes it", "tensorboard"),
+    ("init_from", "--init_from=PATH", "pretrained"),
+    ("evaluate", "--evaluate", "eval"),
+    ("precision", _HALF, "fp16 half amp mixed_precision"),
+    ("sdk", "--sdk=emulator (on this host's CPU)", "cpu device"),
+    ("track", "--track=wandb", "wandb"),
+    ("track", "--track=mlflow", "mlflow"),
+    ("log_every", "--log_every=1 (a line for each weight update)", "verbose"),
+    ("model", "--model={value}", "arch network"),
+    ("model", "python -m tf_ipu_dp.list models", "list_models models"),
+    ("dataset", "--dataset={value}", "data data_path dataset_dir"),
+    ("dataset", "python -m tf_ipu_dp.list datasets", "list_datasets datasets"),
+    ("watch", "--watch={value}", "interval"),
+)
+_ALIASES = {name: (flag, form) for flag, form, names in _MEANT for name in names.split()}
+# Values that are meant as another choice, or as the value of another flag: by the flag, what was meant.
+_CHOICES = {
+    "precision": {
+        **dict.fromkeys(("16", "fp16", "float16", "half"), "16.16"),
+        **dict.fromkeys(("mixed", "mixed_float16"), "16.32"),
+        **dict.fromkeys(("32", "fp32", "float32", "single"), "32.32"),
+    }
 }
+_OTHER_FLAGS = {"resume": "--run_dir={value}", "export": "--export (it writes to export/ in the run's folder)"}
 _BAD_VALUE = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _WORDS_OF_LIBRARIES = re.compile(r"could not convert|is not a number in the range|invalid literal")
 _NO_VALUE = re.compile(r"Missing value for flag --(\w+)")
@@ -75,8 +91,12 @@ def explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tup
         if _WORDS_OF_LIBRARIES.search(reason):  # what the flag takes says the same
             reason = ""
         given = _last_value(bad[1], words)
-        near = _nearest_choice(given.lower(), getattr(flag.parser, "enum_values", None) or ())
+        near = _CHOICES.get(bad[1], {}).get(given.lower()) or _nearest_choice(
+            given.lower(), getattr(flag.parser, "enum_values", None) or ()
+        )
         guess = f" Did you mean --{bad[1]}={near}?" if near else ""
+        if flag.boolean and bad[1] in _OTHER_FLAGS:
+            guess = f" Did you mean {_OTHER_FLAGS[bad[1]].format(value=shorten(given))}?"
         sentence = (
             f"--{bad[1]}={shorten(given)} is not possible{reason}.{guess} It takes {flag_help.accepted_values(flag)}."
         )
@@ -85,6 +105,13 @@ def explain(error: Exception, words: Sequence[str], fv: flags.FlagValues) -> Tup
     if denied:
         return denied[1], f"{text}. Write --{denied[1]}, or --{denied[1][2:]}."
     return "", text
+
+
+def explain_argument(word: str, fv: flags.FlagValues) -> str:
+    """Returns the sentence for a word that belongs to no flag, where none is expected."""
+    name = word.split("=", maxsplit=1)[0]
+    advice = f"Did you mean --{shorten(word)}?" if "=" in word and name in fv else "Options start with --."
+    return f"{shorten(repr(word))} is not expected here. {advice}"
 
 
 def _last_value(name: str, words: Sequence[str]) -> str:

@@ -196,7 +196,7 @@ def _show_plan(job: Job, starter: JobStarter) -> None:
         value = {"schema": 1, "command": command.words, "environment": dict(command.environ), "plan": planned}
         print(json.dumps(value, indent=2))
         return
-    text = report.render_plan(job.plan, cli.width_of(sys.stdout), not cli.supports_unicode(sys.stdout))
+    text = report.render_plan(job.plan, cli.width_of(sys.stdout), not cli.supports_unicode(sys.stdout, os.environ))
     sys.stdout.write(cli.printable_lines(f"{text}\n{command}\n"))
 
 

@@ -135,7 +135,7 @@ def _predict(
 
 def _choose_source(folder: run_folder.RunFolder, given: List[str]) -> _Source:
     """Returns a checkpoint of the run if its model can be built, else its export."""
-    run_folder.read_run_flags(folder.path)  # refuses what is not a run
+    run_folder.read_run_flags(folder.path, flag="")  # refuses what is not a run
     try:
         planned = trained_run.plan_prediction(folder, given, samples=1)
         found = checkpoints.find(folder.stores_of(planned.config.weights), _warn)

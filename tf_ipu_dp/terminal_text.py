@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from typing import List, Mapping, Optional, Protocol, Sequence, TextIO
+from typing import List, Mapping, Optional, Protocol, Sequence
 
 # By which the instances of a launcher find the terminals that show what they write to stderr and stdout.
 TERMINAL_VARIABLE = "TF_IPU_DP_TERMINAL"
@@ -39,6 +39,14 @@ class SizedTerminal(Terminal, Protocol):
         """Returns the number of the open file."""
 
 
+class EncodedStream(Protocol):
+    """What text is written to."""
+
+    @property
+    def encoding(self) -> Optional[str]:
+        """Returns the name of its encoding, if it has one."""
+
+
 def shows_colour(stream: Terminal, environ: Mapping[str, str]) -> bool:
     """Whether a stream is a terminal that shows colours, and the user wants them."""
     return stream.isatty() and environ.get("TERM") not in (None, "", "dumb") and not environ.get("NO_COLOR")
@@ -49,9 +57,16 @@ def paint(text: str, colour: str, wanted: bool) -> str:
     return f"\033[{COLOURS[colour]}m{text}\033[0m" if wanted else text
 
 
-def supports_unicode(stream: TextIO) -> bool:
-    """Whether a stream can encode box-drawing characters."""
-    return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+def supports_unicode(stream: EncodedStream, environ: Mapping[str, str]) -> bool:
+    """Whether box-drawing characters can be written to a stream, and are shown as such.
+
+    In the C locale Python writes UTF-8 all the same. Where nobody chose a locale, as in containers, terminals show it;
+    LANG=C says that this one may not.
+    """
+    names = (environ.get("LC_ALL"), environ.get("LC_CTYPE"), environ.get("LANG"))
+    # Python sets LC_CTYPE to this value itself when it starts in the C locale.
+    chosen = next((name for name in names if name and name != "C.UTF-8"), "")
+    return chosen not in ("C", "POSIX") and (stream.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -240,7 +240,7 @@ def _show(cfg: train_flags.TrainConfig, run: plan.RunPlan) -> None:
     from tf_ipu_dp.runs import run_folder
     from tf_ipu_dp.runs.plan_record import PlanRecord
 
-    ascii_only = not cli.supports_unicode(sys.stdout)
+    ascii_only = not cli.supports_unicode(sys.stdout, os.environ)
     if cfg.json:
         text = run_folder.render_json(PlanRecord.of(run).to_json())
     elif cfg.format == "mermaid":
@@ -305,7 +305,7 @@ def start(words: Sequence[str]) -> NoReturn:
     else:
         early_signals.raise_interrupted()
     try:
-        code = cli.run("train", lambda: main(words, process_info.began()), sys.stderr)
+        code = cli.run("train", lambda: main(words, process_info.began(os.environ)), sys.stderr)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:

@@ -6,7 +6,7 @@ import pytest
 from absl import flags
 
 import tf_ipu_dp
-from tf_ipu_dp import cli
+from tf_ipu_dp import __main__, cli
 
 
 def make_flags():
@@ -65,7 +65,7 @@ def test_every_mistake_of_a_line_is_reported():
         "--sdk=gpu is not possible. It takes auto or poplar.",
         "--nojson=1 does not take an argument. Write --nojson, or --json.",
         "--ipsu is not a flag. Did you mean --ipus?",
-        "'extra' is not expected here; options start with --.",
+        "'extra' is not expected here. Options start with --.",
     ]
 
 
@@ -75,6 +75,7 @@ def test_every_mistake_of_a_line_is_reported():
         (["--ipus", "-4"], "--ipus=-4 is not possible. It takes a whole number from 1 on."),
         (["--ipus=a: b: c"], "--ipus=a: b: c is not possible. It takes a whole number from 1 on."),
         (["--json=maybe"], "--json=maybe is not possible. It takes true or false."),
+        (["ipus=8"], "'ipus=8' is not expected here. Did you mean --ipus=8?"),
         (["--IPUS=8"], "--IPUS is not a flag. Did you mean --ipus?"),
         (["--flagfile="], "--flagfile needs the path of a text file of flags."),
         (["--json", "--flagfile"], "--flagfile needs the path of a text file of flags."),
@@ -145,7 +146,9 @@ def test_help_shows_groups_forms_and_defaults():
 def test_help_is_as_wide_as_the_terminal(width):
     fv = make_flags()
     flags.DEFINE_bool("long", True, "Some words of this text. " * 20, flag_values=fv)
-    text = cli.render_help("prog", "Some words of this text. " * 20, {"All": ("ipus", "long")}, fv, width)
+    usage = "python -m tf_ipu_dp.prog [--flag=value ...] RUN_DIR RUN_DIR"
+    text = cli.render_help(usage, "Some words of this text. " * 20, {"All": ("ipus", "long")}, fv, width)
+    assert " ".join(text.split("\n\n")[0].split()) == f"usage: {usage}"
     assert width - 10 < max(map(len, text.splitlines())) <= width
     assert "Default: on." in text.replace("\n" + " " * 6, " ")
 
@@ -194,3 +197,11 @@ def test_a_users_mistake_ends_with_1_and_ours_with_a_traceback():
 @pytest.mark.parametrize(("values", "text"), [([1], "1"), ([1, 2], "1 or 2"), ([1, 2, 3], "1, 2 or 3")])
 def test_alternatives_read_like_a_sentence(values, text):
     assert cli.alternatives(values) == text
+
+
+def test_the_list_of_commands_names_them_as_they_are_started():
+    text = __main__.render_commands(80)
+    assert text.startswith("usage: tf-ipu-dp COMMAND ") and "\n  tf-ipu-dp monitor --watch=1\n" in text
+    text = __main__.render_commands(120, "../clone/launch/")
+    assert text.startswith("usage: ../clone/launch/tf-ipu-dp COMMAND ")
+    assert "\n  ../clone/launch/tf-ipu-dp monitor --watch=1\n" in text

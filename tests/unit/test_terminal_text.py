@@ -89,3 +89,23 @@ def test_the_width_is_that_of_the_terminal_and_a_file_has_none(tmp_path):
     with (tmp_path / "file").open("w") as stream:
         assert terminal_text.width_of(stream) is None
     assert terminal_text.width_of(io.StringIO()) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({}, True),  # as in containers
+        ({"LANG": "C.UTF-8"}, True),
+        ({"LANG": "C", "LC_CTYPE": "en_US.UTF-8"}, True),
+        ({"LANG": "C", "LC_ALL": "en_US.UTF-8"}, True),
+        ({"LANG": "C"}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),  # what Python makes of it
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"}, False),
+    ],
+    ids=str,
+)
+def test_box_drawing_characters_are_not_written_where_the_user_chose_the_c_locale(environ, shown):
+    with io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as stream:
+        assert terminal_text.supports_unicode(stream, environ) == shown
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as stream:
+        assert not terminal_text.supports_unicode(stream, environ)

@@ -41,8 +41,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _render_subcommands() -> str:
-    lines = terminal_text.render_names(SUBCOMMANDS, shutil.get_terminal_size().columns)
-    usage = "usage: python -m tf_ipu_dp.collectives SUBCOMMAND [--flag=value ...]"
+    width = shutil.get_terminal_size().columns
+    lines = terminal_text.render_names(SUBCOMMANDS, width)
+    usage = terminal_text.wrap("usage: python -m tf_ipu_dp.collectives SUBCOMMAND [--flag=value ...]", width)
     text = "\n".join([usage, "", lines, "", "SUBCOMMAND --help lists its flags.", "", "Examples", *_EXAMPLES, ""])
     return cli.as_started(text, os.environ)
 

@@ -79,11 +79,12 @@ def refuse_missing(name: str, data_dir: Optional[str], reason: str = "") -> NoRe
     """Raises a UsageError with the folder that was searched and the command that prepares the set."""
     root = data_folder(data_dir)
     base = _split_name(name)[0]
-    near = get_close_matches(base, {*DATASETS, *prepared_names(data_dir)} - {base}, n=1, cutoff=0.75)
-    guess = "" if base in DATASETS or not near else f"Did you mean --dataset={near[0]}? If not: "
+    near = get_close_matches(base, sorted({*DATASETS, *prepared_names(data_dir)} - {base}), n=1, cutoff=0.7)
+    is_typo = bool(near) and base not in DATASETS
+    prepare = f"Did you mean --dataset={near[0]}? If not, prepare" if is_typo else "Prepare"
     raise cli.UsageError(
-        f"--dataset={name} was not found in {root}{reason and ' and ' + reason}. {guess}"
-        f"Prepare it with {_prepare_command(name, data_dir)}, or give the folder that has it with --data_dir."
+        f"--dataset={name} was not found in {root}{reason and ' and ' + reason}. "
+        f"{prepare} it with {_prepare_command(name, data_dir)}, or give the folder that has it with --data_dir."
     )
 
 

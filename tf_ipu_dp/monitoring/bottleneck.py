@@ -123,8 +123,9 @@ def _collectives(sums: Sequence[_InstanceShares], records: Sequence[Sequence[Ins
     if most <= THRESHOLD:
         return None
     turns = " The instances wait for each other in turn." if least <= most / 2 else ""
+    shares = _percent(most) if _percent(least) == _percent(most) else f"{100 * least:.0f} to {_percent(most)}"
     sentence = (
-        f"The bottleneck is the collectives: up to {_percent(most)} of training was spent in them.{turns} "
+        f"The bottleneck is the collectives: the instances spent {shares} of training in them.{turns} "
         "Raise --gradient_accumulation, so that gradients are reduced less often, or use fewer --instances."
     )
     return Verdict(COLLECTIVES, sentence, 100 * most, flag="gradient_accumulation")

@@ -65,13 +65,16 @@ def make_panels(recording: Recording) -> List[Panel]:
     all_bands = timeline.make_bands(recording)
     bands = dict(list(all_bands.items())[:_MAX_BANDS])
     marks = timeline.mark_phases(recording, bands)
-    many = len(recording.ipus) > _MAX_CURVES
-    height = max(2.6, min(7.0, 0.11 * len(recording.ipus))) if many else 2.6
+    used, unused = _without_unused(recording, utilisation)
+    many = len(used.ipus) > _MAX_CURVES
+    height = max(2.6, min(7.0, 0.11 * len(used.ipus))) if many else 2.6
+    notes = ["Blank: free. Grey: not known. Dashed: the next phase of the run that holds these IPUs."] if many else []
+    notes += [f"Free all the time, and not drawn: IPU {unused}."] if unused else []
     made = [
         Panel(
             "utilisation", _title(recording, utilisation, has_power), height,
-            functools.partial(_draw_heat_map if many else _draw_curves, recording, utilisation, marks),
-            "Blank: free. Grey: not known. Dashed: the next phase of the run that holds these IPUs." if many else "",
+            functools.partial(_draw_heat_map if many else _draw_curves, used, _utilisation(used), marks),
+            " ".join(notes),
         )
     ]  # fmt: skip
     if has_power:
@@ -106,6 +109,16 @@ def _utilisation(recording: Recording) -> Any:
                 free = ipu.pid is None and not ipu.utilisation_pct
                 values[rows[ipu.id], column] = _FREE if free else ipu.utilisation_pct
     return values
+
+
+def _without_unused(recording: Recording, utilisation: Any) -> Tuple[Recording, str]:
+    """Returns a recording of the IPUs that were not always free, and the ids of the others; all if none was used."""
+    rows = list(zip(recording.ipus, (utilisation != _FREE).any(axis=1)))
+    kept = tuple(ipu for ipu, is_used in rows if is_used)
+    if not kept:
+        return recording, ""
+    free = text_layout.id_ranges(ipu.id for ipu, is_used in rows if not is_used and ipu.id is not None)
+    return dataclasses.replace(recording, ipus=kept), free
 
 
 def _total_power_w(sample: Sample, recording: Recording) -> float:

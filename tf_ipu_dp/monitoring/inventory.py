@@ -80,20 +80,23 @@ def render_like_gc_monitor(snapshot: Snapshot, options: DisplayOptions) -> str:
     name = ", ".join(map(printable, partitions))
     count = len(snapshot.ipus)
     heading = f"gc-monitor view: partition {name} has {count} {'IPU' if count == 1 else 'IPUs'}"
-    lines = _box(heading, _cards(snapshot.ipus), _machine_changes(snapshot.ipus), options.width)
+    lines, hidden = _box(heading, _cards(snapshot.ipus), _machine_changes(snapshot.ipus), options.width)
     holding = [process for process in snapshot.processes if process.state != GONE and process.ipus]
     rows = [(process, ipu) for process in holding for ipu in snapshot.ipus if ipu.pid == process.pid]
     if rows:
         starts = [place > 0 and row[0] is not rows[place - 1][0] for place, row in enumerate(rows)]
-        lines += [[], *_box(f"Attached processes in partition {name}", _attached(rows), starts, options.width)]
+        box, hidden_too = _box(f"Attached processes in partition {name}", _attached(rows), starts, options.width)
+        lines += [[], *box]
+        hidden += hidden_too
     else:
         lines += [[], [(f"No attached processes in partition {name}.", PLAIN)]]
+    notes = []
+    if hidden:
+        notes.append(f"Not shown at {options.width} columns: {', '.join(hidden)}. A pipe has all.")
     if snapshot.emulated:
-        lines += [
-            [],
-            *wrap([("Emulated: these IPUs are this host's CPU; what needs hardware is N/A.", PLAIN)], options.width),
-        ]
-    return render_lines(lines, options)
+        notes.append("Emulated: these IPUs are this host's CPU; what needs hardware is N/A.")
+    below = [line for note in notes for line in wrap([(note, PLAIN)], options.width)]
+    return render_lines([*lines, *([[], *below] if below else [])], options)
 
 
 def _group(ipus: Sequence[Ipu], each_ipu: bool) -> List[List[Ipu]]:
@@ -157,8 +160,10 @@ def _machine_changes(ipus: Sequence[Ipu]) -> List[bool]:
     return [place > 0 and ipu.board_serial != ipus[place - 1].board_serial for place, ipu in enumerate(ipus)]
 
 
-def _box(heading: str, columns: Sequence[Cells], separated: Sequence[bool], width: Optional[int]) -> List[Line]:
-    """Returns a table with borders; `separated` says before which rows there is a line."""
+def _box(
+    heading: str, columns: Sequence[Cells], separated: Sequence[bool], width: Optional[int]
+) -> Tuple[List[Line], List[str]]:
+    """Returns a table with borders, and the columns that do not fit; `separated`: before which rows there is a line."""
     shown = list(columns)
     while width is not None and len(shown) > 1 and _box_width(shown) > width:
         dropped = max(shown, key=lambda each: each[2])
@@ -168,10 +173,10 @@ def _box(heading: str, columns: Sequence[Cells], separated: Sequence[bool], widt
     widths = [max(map(cell_width, (title, *cells))) for title, cells, _ in shown]
     border = "+" + "+".join("-" * (each + 2) for each in widths) + "+"
     inside = len(border) - 4
-    title = "".join(part for part, _ in truncate([(heading, PLAIN)], inside))
+    titles = ("".join(part for part, _ in truncate(line, inside)) for line in wrap([(heading, PLAIN)], inside))
     lines: List[Line] = [
         [("+" + "-" * (inside + 2) + "+", PLAIN)],
-        [("| ", PLAIN), (_centre(title, inside), BOLD), (" |", PLAIN)],
+        *([("| ", PLAIN), (_centre(title, inside), BOLD), (" |", PLAIN)] for title in titles),
         [(border, PLAIN)],
         [("|" + "|".join(f" {_centre(title, each)} " for (title, *_), each in zip(shown, widths)) + "|", PLAIN)],
         [(border, PLAIN)],
@@ -181,7 +186,7 @@ def _box(heading: str, columns: Sequence[Cells], separated: Sequence[bool], widt
             lines.append([(border, PLAIN)])
         cells = (f" {_centre(column[1][row], each)} " for column, each in zip(shown, widths))
         lines.append([("|" + "|".join(cells) + "|", PLAIN)])
-    return [*lines, [(border, PLAIN)]]
+    return [*lines, [(border, PLAIN)]], [title for title, *_ in (each for each in columns if each not in shown)]
 
 
 def _box_width(columns: Sequence[Cells]) -> int:

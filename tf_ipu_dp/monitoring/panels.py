@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import re
 import textwrap
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -26,8 +27,9 @@ _STYLE = (
     "details table{width:auto;font-size:.9em}summary{cursor:pointer}"
     ".numbers .text{text-align:left;white-space:normal}.text span{display:inline-block;max-width:50vw}"
     ".numbers{width:auto}.note{font-size:.9em;opacity:.85}"
-    "svg text{font-family:sans-serif}"
+    "svg text{font-family:sans-serif}.flag{display:inline-block;max-width:100%;overflow-wrap:anywhere}"
 )
+_FLAG = re.compile(r"(?<!\S)--\w[^\s<,]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,11 @@ def render_facts(title: str, facts: Dict[str, str]) -> str:
 def render_page(title: str, body: str, style: str = "") -> str:
     """Returns the page of a report."""
     return drawings.render_page(escape(title), body, _STYLE + style)
+
+
+def escape_flags(text: str) -> str:
+    """Returns a text as `escape`, in which a flag is not broken after its dashes."""
+    return _FLAG.sub(r'<span class="flag">\g<0></span>', escape(text))
 
 
 def escape(text: str) -> str:

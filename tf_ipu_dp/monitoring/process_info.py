@@ -6,11 +6,16 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, Mapping, NamedTuple, Optional
 
 # Tolerance for start times, because clocks and file times are coarse.
 START_TOLERANCE_S = 5.0
 _MAX_COMMAND_BYTES = 4096
+# Set by launch/ where it made the environment, which then runs the command in the same process: when that was done, in
+# seconds since the machine was started.
+INSTALLED_VARIABLE = "TF_IPU_DP_INSTALLED"
+# Set by the emulator's poprun for instances that are forks: how long it imported what they need.
+PRELOAD_VARIABLE = "IPU_EMULATOR_PRELOAD_SECONDS"
 
 
 class HostUse(NamedTuple):
@@ -41,11 +46,20 @@ def started_before(pid: int, seconds: float) -> bool:
     return time.time() - _read_age_s(pid) <= seconds + START_TOLERANCE_S
 
 
-def began() -> float:
-    """Returns when this process started, on the clock of time.perf_counter; now where /proc does not show it."""
+def began(environ: Mapping[str, str]) -> float:
+    """Returns when this command began, on the clock of time.perf_counter; now where /proc does not show its process.
+
+    An installation before it is not part of it; the import that another process did for it is.
+    """
+    age_s = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return time.perf_counter() - _read_age_s(os.getpid())
-    return time.perf_counter()
+        age_s = _read_age_s(os.getpid())
+    with contextlib.suppress(KeyError, ValueError):
+        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - float(environ[INSTALLED_VARIABLE])
+        age_s = min(age_s, max(since_s, 0.0))
+    with contextlib.suppress(KeyError, ValueError):
+        age_s += max(float(environ[PRELOAD_VARIABLE]), 0.0)
+    return time.perf_counter() - age_s
 
 
 def read_command(pid: int, attached: Optional[float]) -> Optional[str]:

@@ -41,7 +41,7 @@ def render_page(recording: Recording) -> str:
     )
     verdicts = timeline.last_verdicts(recording)
     told = "".join(
-        f"<dt>{panels.escape(run)}</dt><dd>{panels.escape(sentence)}</dd>" for run, sentence in verdicts.items()
+        f"<dt>{panels.escape(run)}</dt><dd>{panels.escape_flags(sentence)}</dd>" for run, sentence in verdicts.items()
     )
     parts = [
         f"<h1>IPU report</h1><p>{panels.escape(facts)}</p>",
@@ -77,7 +77,7 @@ def _render_processes(recording: Recording) -> str:
     header = "".join(f"<th>{title}</th>" for title, _ in shown)
     rows = []
     for place in range(len(summaries)):
-        texts = [(title, "-" if cells[place] is None else panels.escape(cells[place] or "")) for title, cells in shown]
+        texts = [(title, panels.escape_flags(cells[place] or "-")) for title, cells in shown]
         rows.append(
             "".join(
                 f'<td class="text">{text}</td>' if title in ("Phases", "Command") else f"<td>{text}</td>"

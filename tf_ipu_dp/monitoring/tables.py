@@ -111,7 +111,7 @@ def render_screen(
     left_out = [*no_ipu_values, *left_out]
     note_lines = [line for each in notes.note_lines(shown, left_out) for line in wrap(each, width)]
     below: List[List[Line]] = [[[], *processes, [], *verdict_lines, *note_lines], [[], *processes, [], *verdict_lines]]
-    head: List[Line] = [[(_headline(whole), BOLD)], []]
+    head: List[Line] = [[(_headline(whole, width), BOLD)], []]
     room = height - len(head) - 1
     layouts = _layouts(shown.ipus, every_ipu, options, history, below)
     fitting = ([*ipus, *rest] for ipus, rest in layouts if len(ipus) + len(rest) <= room)
@@ -153,16 +153,17 @@ def render_health(
     return "\n".join(lines) + "\n"
 
 
-def _headline(snapshot: Snapshot) -> str:
+def _headline(snapshot: Snapshot, width: Optional[int] = None) -> str:
+    """Returns how many IPUs there are and in use; how busy these are only where it fits a width."""
     ipus = snapshot.ipus
     title = {"poplar": "Poplar SDK", "emulator": "emulated"}.get(snapshot.sdk, snapshot.sdk)
     failed = sum(ipu.problem is not None for ipu in ipus)
     used = len(ipus) - len(snapshot.free) - failed
     known = [ipu.utilisation_pct for ipu in ipus if ipu.pid and ipu.utilisation_pct is not None]
     busy = f" ({sum(known) / len(known):.0f} % busy)" if known else ""
-    parts = [f"{cli.count(len(ipus), 'IPU')} ({title})", f"{used} in use{busy}", f"{len(snapshot.free)} free"]
-    parts += [f"{failed} not answering"] if failed else []
-    return ", ".join(parts)
+    rest = f"{len(snapshot.free)} free" + (f", {failed} not answering" if failed else "")
+    whole, short = (f"{cli.count(len(ipus), 'IPU')} ({title}), {used} in use{part}, {rest}" for part in (busy, ""))
+    return whole if width is None or len(whole) <= width else short
 
 
 def _process_columns(snapshot: Snapshot, options: DisplayOptions) -> List[Column]:

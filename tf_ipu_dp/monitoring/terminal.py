@@ -131,6 +131,8 @@ class Screen:
         moment = time.strftime("%H:%M:%S", time.localtime(self._snapshot.time))
         pause = "resume (paused)" if self._paused else "pause"
         footer = f"{moment}  q quit  p {pause}  h help  s sort: {self._view.sort}"
+        if len(footer) > size.columns:
+            footer = f"q quit  p {pause}  h help"
         if self._shows_help:
             lines = tables.render_help_screen(options, size.lines)
         else:
@@ -180,7 +182,7 @@ def detect_options(stream: TextIO) -> DisplayOptions:
         width=shutil.get_terminal_size().columns if terminal else None,
         bars=terminal,
         colour=cli.shows_colour(stream, os.environ),
-        unicode=cli.supports_unicode(stream),
+        unicode=cli.supports_unicode(stream, os.environ),
     )
 
 

@@ -165,6 +165,11 @@ def line_width(line: Line) -> int:
     return sum(cell_width(text) for text, _ in line)
 
 
+def table_width(columns: Sequence[Column]) -> int:
+    """Returns how many columns of a terminal a table takes if nothing is left out of it."""
+    return sum(column.width + GAP for column in columns) - GAP
+
+
 def truncate(line: Line, width: int) -> Line:
     """Returns a line of at most a width; a tilde marks where it was cut."""
     if line_width(line) <= width:

@@ -8,7 +8,7 @@ from typing import Any, List
 
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.monitoring import drawings, panels
-from tf_ipu_dp.monitoring.panels import Panel, Titles, escape
+from tf_ipu_dp.monitoring.panels import Panel, Titles, escape, escape_flags
 from tf_ipu_dp.monitoring.text_layout import number, printable
 from tf_ipu_dp.run_catalogue import comparison_text
 from tf_ipu_dp.run_catalogue.comparison import Comparison
@@ -35,7 +35,7 @@ def render_page(comparison: Comparison) -> str:
     title = f"Comparison of {cli.count(len(comparison.runs), 'run')}"
     parts = [f"<h1>{escape(title)}</h1>", panels.render_table(comparison_text.result_columns(comparison))]
     parts += [
-        f'<p class="note"><strong>{escape(run.name)}</strong>: {escape(run.problem or run.verdict or "")}</p>'
+        f'<p class="note"><strong>{escape(run.name)}</strong>: {escape_flags(run.problem or run.verdict or "")}</p>'
         for run in comparison.runs
         if run.problem or run.verdict
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import List, Sequence
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.monitoring import text_layout
 from tf_ipu_dp.monitoring.text_layout import BOLD, PLAIN, Column, DisplayOptions, Line, TextColumn, printable
 from tf_ipu_dp.run_catalogue import table
@@ -75,6 +76,9 @@ def _render_table(columns: Sequence[TextColumn], options: DisplayOptions) -> str
         Column(printable(title), [[(printable(cell), PLAIN)] for cell in cells], right=number > 0)
         for number, (title, cells) in enumerate(columns)
     ]
+    if options.width is not None and text_layout.table_width(shown) > options.width:  # then it is a list
+        rows = list(zip(*(cells for _, cells in columns)))
+        return cli.render_table([title for title, _ in columns], rows, options.width)
     return text_layout.render_lines(text_layout.make_table(shown, options), options)
 
 

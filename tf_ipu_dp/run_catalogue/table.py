@@ -38,6 +38,7 @@ _STYLES = {
 }
 _MAX_NUMBER = 1e12  # a larger one is not a count of anything, and would only be wide
 _MAX_CELL = 48
+_LEAST_NAME = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +76,20 @@ def sort(runs: Sequence[RunSummary], key: str, *, reverse: bool = False) -> List
 
 
 def render(runs: Sequence[RunSummary], options: DisplayOptions) -> str:
-    """Returns the table; a narrow terminal gets fewer columns."""
+    """Returns the table; a narrow terminal gets fewer columns, and names are cut only where nothing else is left."""
+    state = Column("State", [[(each.state, _STYLES.get(each.state, PLAIN))] for each in runs], right=False)
+    room = _MAX_CELL if options.width is None else max(options.width - state.width - text_layout.GAP, _LEAST_NAME)
     columns = [
-        _column("Run", [shown_text(each.name) for each in runs], right=False),
-        _column("Started", [when(each.started) for each in runs], right=False, rank=3),
-        _column("Model", [shown_text(each.model) for each in runs], right=False, rank=1),
-        _column("Data", [shown_text(each.dataset) for each in runs], right=False, rank=4),
-        _column("Layout", [each.layout for each in runs], right=False, rank=5),
-        _column("Steps", [steps(each) for each in runs], rank=2),
-        _column("Accuracy %", [per_cent(each.best_accuracy) for each in runs]),
-        _column("Samples/s", [number(each.samples_per_s, 0) for each in runs], rank=2),
-        Column("State", [[(each.state, _STYLES.get(each.state, PLAIN))] for each in runs], right=False),
-        Column("Verdict", [_verdict(each) for each in runs], right=False, rank=6),
+        _column("Run", [_cut_in_the_middle(shown_text(each.name), room) for each in runs], right=False),
+        _column("Started", [when(each.started) for each in runs], right=False, rank=4),
+        _column("Model", [shown_text(each.model) for each in runs], right=False, rank=2),
+        _column("Data", [shown_text(each.dataset) for each in runs], right=False, rank=5),
+        _column("Layout", [each.layout for each in runs], right=False, rank=6),
+        _column("Steps", [steps(each) for each in runs], rank=3),
+        _column("Accuracy %", [per_cent(each.best_accuracy) for each in runs], rank=1),
+        _column("Samples/s", [number(each.samples_per_s, 0) for each in runs], rank=3),
+        state,
+        Column("Verdict", [_verdict(each) for each in runs], right=False, rank=7),
     ]
     return text_layout.render_lines(text_layout.make_table(columns, options), options)
 
@@ -149,6 +152,14 @@ def shown_text(value: Optional[str]) -> str:
     """Returns a text from a file: what moves the cursor is escaped, and what is very long is cut."""
     shown = printable(value) if value else "-"
     return shown if len(shown) <= _MAX_CELL else f"{shown[: _MAX_CELL - 1]}~"
+
+
+def _cut_in_the_middle(name: str, room: int) -> str:
+    """Returns a name of at most a width: its end, often a time, tells runs apart as much as its beginning."""
+    if text_layout.cell_width(name) <= room:
+        return name
+    half = (room - 1) // 2
+    return f"{name[: room - 1 - half]}~{name[-half:]}"
 
 
 def _verdict(run: RunSummary) -> Line:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, terminal_text
 from tf_ipu_dp.config import parsers
 from tf_ipu_dp.monitoring import drawings, terminal
 from tf_ipu_dp.monitoring.text_layout import DisplayOptions
@@ -270,12 +270,16 @@ def _help(subcommand: str) -> str:
 
 
 def _render_subcommands() -> str:
-    width = max(map(len, SUBCOMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, what in SUBCOMMANDS.items()]
-    usage = "usage: python -m tf_ipu_dp.runs [SUBCOMMAND] [ARGS] [--flag=value ...]"
-    examples = [f"  {line}" for each in _EXAMPLES.values() for line in each]
-    text = "\n".join([usage, "", *lines, "", "SUBCOMMAND --help lists its flags.", "", "Examples", *examples, ""])
-    return cli.as_started(text, os.environ)
+    width = shutil.get_terminal_size().columns
+    usage = cli.as_started("usage: python -m tf_ipu_dp.runs [SUBCOMMAND] [ARGS] [--flag=value ...]", os.environ)
+    examples = [f"  {cli.as_started(line, os.environ)}" for each in _EXAMPLES.values() for line in each]
+    blocks = [
+        cli.wrap(usage, width),
+        terminal_text.render_names(SUBCOMMANDS, width),
+        "SUBCOMMAND --help lists its flags.",
+        "\n".join(["Examples", *examples]),
+    ]
+    return "\n\n".join(blocks) + "\n"
 
 
 if __name__ == "__main__":

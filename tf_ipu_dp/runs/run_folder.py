@@ -311,14 +311,14 @@ def make_folder(name: str, now: datetime) -> Path:
         return _make_new(wanted)
 
 
-def read_run_flags(path: Path) -> Tuple[str, ...]:
-    """Returns the flags that a run was started with, one per entry, from its folder."""
+def read_run_flags(path: Path, flag: str = "--run_dir=") -> Tuple[str, ...]:
+    """Returns the flags that a run was started with, one per entry. `flag` is how the user gave the folder."""
     try:
         text = safe_files.read_bytes(RunFolder(path).run_flags).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise cli.UsageError(
-            f"--run_dir={path} is not the folder of a run: its run.flags cannot be read ({_reason(error)}). "
-            "Give a run's folder, like --run_dir=runs/first."
+            f"{flag}{path} is not the folder of a run: its run.flags cannot be read ({_reason(error)}). "
+            f"Give a run's folder, like {flag}runs/first."
         ) from error
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
 

@@ -96,7 +96,7 @@ def _report(words: Sequence[str], found: Parts) -> int:
 
 
 def _show(study: Study, measured: Sequence[Measurement], found: Parts, folder: StudyFolder, form: str) -> None:
-    ascii_only = not cli.supports_unicode(sys.stdout)
+    ascii_only = not cli.supports_unicode(sys.stdout, os.environ)
     width = cli.width_of(sys.stdout)
     sys.stdout.write(found.render(study, measured, form, width, ascii_only))
     sys.stdout.flush()

@@ -12,7 +12,14 @@ from typing import Any, Iterator, Mapping, Optional, TextIO, Union
 from tf_ipu_dp import cli, terminal_text
 
 _TICK_S = 1.0
-_BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+# The forms of the bar, the widest first: where the end would be cut, what matters least is left out.
+_BARS = (
+    "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+    "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining}, {rate_fmt}{postfix}]",
+    "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining}{postfix}]",
+    "{desc} {n_fmt}/{total_fmt} [{remaining}{postfix}]",
+)
+_LEAST_BAR = "###"
 
 
 def make_result_console(stdout: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
@@ -99,10 +106,10 @@ class Console:
         self.colour = self._terminal and cli.shows_colour(stream, os.environ)
         self._bar: Optional[Any] = None
 
-    def info(self, text: str) -> None:
-        """Prints lines, above the bar if there is one."""
+    def info(self, text: str, hue: str = "") -> None:
+        """Prints lines, above the bar if there is one; in a colour of `terminal_text.COLOURS` where it is shown."""
         if not self._quiet:
-            self._print(cli.printable_lines(text))
+            self._print(cli.paint(cli.printable_lines(text), hue, self.colour and bool(hue)))
 
     @property
     def width(self) -> Optional[int]:
@@ -153,7 +160,7 @@ class Console:
 
         self._bar = tqdm(
             desc=f"Epoch {number}", total=updates, initial=done, file=self._stream, dynamic_ncols=True, mininterval=0.1,
-            bar_format=_BAR,
+            bar_format=_BARS[0], unit="step", ascii=not cli.supports_unicode(self._stream, os.environ),
         )  # fmt: skip
 
     def advance(self, updates: int, loss: float, accuracy: float, others: Optional[Mapping[str, float]] = None) -> None:
@@ -162,7 +169,19 @@ class Console:
             words = [f"loss {loss:.3g}"] + ([] if math.isnan(accuracy) else [f"accuracy {100 * accuracy:.1f} %"])
             words += [f"{name} {value:.3g}" for name, value in (others or {}).items()]
             self._bar.set_postfix_str(", ".join(words), refresh=False)
+            if not self._fit_bar(self._bar):
+                self._bar.set_postfix_str(words[0], refresh=False)
             self._bar.update(updates)
+
+    def _fit_bar(self, bar: Any) -> bool:
+        """Gives the bar the widest form that fits the terminal as it is now. Returns whether one does."""
+        width = self.width
+        for form in _BARS:
+            bar.bar_format = form
+            drawn = {**bar.format_dict, "ncols": None, "bar_format": form.replace("{bar}", _LEAST_BAR)}
+            if width is None or len(bar.format_meter(**drawn)) < width:  # tqdm keeps the last column free
+                return True
+        return False
 
     def end_epoch(self) -> None:
         """Ends the epoch's bar, which stays on the screen."""

@@ -25,6 +25,7 @@ def check(cfg: TrainConfig, run: RunPlan) -> None:
         run_folder.check_folder(
             cfg.run_dir, name=folder_name(cfg), now=datetime.now(), needed_bytes=disk_space.needed_bytes(cfg, run)
         )
+        _check_init_from(cfg)
         for tracker in cfg.track or ():
             missing_packages.require(tracker)
     if cfg.evaluate:
@@ -68,6 +69,19 @@ def refuse_ipus(topology: Topology, error: sdk.AttachError, sdk_choice: str) -> 
         advice = f" {holders.describe_holders(sdk_choice)}"
     reason = cli.first_line(str(error)).rstrip(".")
     return cli.UsageError(f"--ipus={topology.ipus} cannot be attached: {reason}.{advice}")
+
+
+def _check_init_from(cfg: TrainConfig) -> None:
+    """Refuses weights that are nowhere; a run that resumes does not need them any more."""
+    if cfg.init_from is None or (cfg.run_dir and run_folder.RunFolder(Path(cfg.run_dir)).has_checkpoints()):
+        return
+    path = cli.expand_path(cfg.init_from)
+    # What tf.train.Checkpoint writes is a prefix of several files.
+    if not path.exists() and not path.with_name(f"{path.name}.index").exists():
+        raise cli.UsageError(
+            f"--init_from={cfg.init_from} does not exist. Give the folder of a run, like runs/first, a checkpoint, an "
+            ".h5 or .keras file, or a SavedModel."
+        )
 
 
 def _check_ipus(cfg: TrainConfig, topology: Topology) -> None:

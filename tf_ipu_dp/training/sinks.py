@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Iterable, Optional, Protocol
 
-from tf_ipu_dp import cli
 from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs import result_report
 from tf_ipu_dp.runs.heartbeat import StatusReporter
@@ -52,7 +51,7 @@ class ConsoleSink:
             return
         line = f"validation after step {record.step:,}: {result_report.render_validation(record)}"
         is_best = record.loss is not None and record.loss < self.lowest_loss
-        self._console.info(cli.paint(line, "green", self._console.colour and is_best))
+        self._console.info(line, "green" if is_best else "")
         if is_best:
             self.lowest_loss = record.loss or 0.0
 

@@ -7,7 +7,7 @@ from absl import flags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, flag_mistakes
 from tf_ipu_dp.config import train_flags, values
 
 FLAGS = [
@@ -243,6 +243,13 @@ def test_a_config_survives_its_flag_file(ipus, hosts, epochs, limit, dry_run, ru
         ("--name=a", "Use --run_dir=runs/a."),
         ("--checkpoint=a", "Use --run_dir=FOLDER (it resumes from the newest checkpoint of that run)."),
         ("--lr", "Use --learning_rate=VALUE."),
+        ("--ngpus=8", "Use --ipus=8."),
+        ("--nodes=a,b", "Use --hosts=a,b."),
+        ("--fp16", "Use --precision=16.16 (or 16.32, with 32-bit weights)."),
+        ("--wandb", "Use --track=wandb."),
+        ("--patience=3", "Use --early_stop=3."),
+        ("--list_models", "Use python -m tf_ipu_dp.list models."),
+        ("--tensorboard", "Use tensorboard --logdir=runs/NAME/tensorboard; every run writes it."),
         ("--learning-rate=1", "Did you mean --learning_rate?"),
         ("--modle=cnn", "Did you mean --model?"),
         ("--colour=red", "See --help for those that are."),
@@ -252,6 +259,30 @@ def test_a_name_from_another_trainer_points_to_the_flag_that_is_meant(typed, adv
     with pytest.raises(cli.UsageError) as caught:
         train_flags.parse([typed])
     assert str(caught.value) == f"{typed.split('=')[0]} is not a flag. {advice}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "guess"),
+    [
+        ("--resume=runs/a", "Did you mean --run_dir=runs/a?"),
+        ("--export=out", "Did you mean --export (it writes to export/ in the run's folder)?"),
+        ("--precision=fp16", "Did you mean --precision=16.16?"),
+        ("--precision=float32", "Did you mean --precision=32.32?"),
+    ],
+)
+def test_a_value_that_means_something_else_is_answered_with_that(typed, guess):
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse([typed])
+    assert str(caught.value).startswith(f"{typed} is not possible. {guess} It takes ")
+
+
+def test_every_alias_names_flags_that_exist():
+    fv = train_flags.make_flags()
+    for name, (flag, form) in flag_mistakes._ALIASES.items():
+        assert name not in fv, name
+        assert flag == "watch" or flag in fv, flag
+        typed = [word.lstrip("-").split("=")[0] for word in form.split() if word.startswith("--")]
+        assert all(word in fv for word in typed if word not in ("watch", "logdir")), form
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "momentum", "weight_decay"])

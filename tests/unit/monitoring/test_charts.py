@@ -14,7 +14,7 @@ import pytest
 from html_pages import check_self_contained
 
 from tf_ipu_dp import cli
-from tf_ipu_dp.monitoring import charts, devices, drawings, recorder, recording_report, snapshots
+from tf_ipu_dp.monitoring import charts, devices, drawings, panels, recorder, recording_report, snapshots
 from tf_ipu_dp.runs.records import Verdict
 
 
@@ -134,6 +134,27 @@ def test_the_page_has_verdict_throughput_and_loss_and_tells_values_under_the_poi
     assert {"a: 2.0000 at 0.0 seconds", "a: 1.0000 at 1.0 seconds"} <= set(told)
     assert "a 0: compiling for 1.0 s, from 0.0 to 1.0 seconds" in told
     assert {"1,002", "0.6667", "python3 -m train"} <= set(page.texts["td"]) and "Host" not in page.texts["th"]
+
+
+def test_ipus_that_were_never_used_are_named_and_not_drawn(record):
+    free = [devices.Ipu(id=n, utilisation_pct=0.0) for n in range(16, 64)]
+    samples = [two_runs(seconds) for seconds in range(3)]
+    recording = recorder.read(record(*(dataclasses.replace(each, ipus=(*each.ipus, *free)) for each in samples)))
+    panel = charts.make_panels(recording)[0]
+    assert panel.title.startswith("Utilisation of 64 IPUs")
+    assert panel.note.endswith("Free all the time, and not drawn: IPU 16-63.")
+    assert charts.make_figure(recording).axes[0].get_ylim() == (15.5, -0.5)
+    idle = [dataclasses.replace(each, ipus=tuple(free), processes=()) for each in samples]
+    panel = charts.make_panels(recorder.read(record(*idle, name="idle.jsonl")))[0]
+    assert "not drawn" not in panel.note
+
+
+def test_a_flag_is_not_broken_after_its_dashes(both):
+    sentence = "Use fewer --instances, or --epochs=<5>."
+    assert panels.escape_flags(sentence) == (
+        'Use fewer <span class="flag">--instances</span>, or <span class="flag">--epochs=&lt;5&gt;.</span>'
+    )
+    assert ".flag{display:inline-block" in recording_report.render_page(both)
 
 
 def test_free_cells_of_a_heat_map_are_paper_on_light_and_dark_screens(both):

@@ -57,6 +57,12 @@ def test_the_inventory_for_programs_has_what_does_not_change():
     assert {"server_version", "routing_type"} <= set(SNAPSHOT.to_json()["ipus"][0])
 
 
+def test_gc_monitors_boxes_are_as_wide_as_the_terminal_and_say_what_is_not_shown():
+    text = inventory.render_like_gc_monitor(SNAPSHOT, DisplayOptions(40))
+    assert max(map(len, text.splitlines())) <= 40 and "~" not in text
+    assert "Not shown at 40 columns: " in text and "Server version" in text.split("Not shown at")[1]
+
+
 def test_people_who_know_gc_monitor_find_its_columns():
     text = inventory.render_like_gc_monitor(dataclasses.replace(SNAPSHOT, ipus=SNAPSHOT.ipus[:2]), DisplayOptions())
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

@@ -26,6 +26,23 @@ def test_the_command_of_a_younger_process_with_the_same_number_is_not_returned()
     assert process_info.read_command(2**22 + 1, None) is None
 
 
+def test_a_command_begins_after_the_installation_and_with_the_import_that_was_done_for_it():
+    def age_s(**environ):
+        return time.perf_counter() - process_info.began(environ)
+
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    whole = age_s()
+    assert whole > 0
+    # The installation ended now, long ago (then the process is younger), or in a future that another clock has.
+    just_now = age_s(TF_IPU_DP_INSTALLED=f"{since_boot:.2f}")
+    assert just_now < whole
+    assert age_s(TF_IPU_DP_INSTALLED="0") >= whole
+    assert age_s(TF_IPU_DP_INSTALLED=f"{since_boot + 1000:.2f}") < whole
+    assert age_s(TF_IPU_DP_INSTALLED="soon", IPU_EMULATOR_PRELOAD_SECONDS="long") >= whole
+    # A fork of poprun.
+    assert age_s(IPU_EMULATOR_PRELOAD_SECONDS="1000.5") >= whole + 1000
+
+
 GROWING = """
 import os, time
 from tf_ipu_dp.monitoring import process_info

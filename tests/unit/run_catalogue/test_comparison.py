@@ -46,6 +46,15 @@ def test_a_terminal_gets_tables_and_plots(make_run, options):
     assert options.unicode or text.isascii()
 
 
+def test_tables_that_do_not_fit_a_narrow_terminal_are_lists(make_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [path.relative_to(tmp_path) for path in (make_run("a", "--ipus=2"), make_run("b"))]
+    found = comparison.compare(runs, comparison.STEP)
+    text = comparison_text.render(found, comparison.IN_A_TERMINAL, DisplayOptions(40))
+    assert max(map(len, text.splitlines())) <= 40 and "~" not in text
+    assert "Best accuracy %  50.00\n" in text and "--ipus" in text
+
+
 def test_a_page_is_self_contained_and_has_every_value_under_the_pointer(make_run, tmp_path):
     found = comparison.compare([make_run("a<script>", "--ipus=2"), make_run("_b")], comparison.SECONDS)
     page = check_self_contained(comparison_page.render_page(found))

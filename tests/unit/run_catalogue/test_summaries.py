@@ -145,8 +145,13 @@ def test_the_table_is_as_wide_as_the_terminal(make_run, tmp_path):
     for number in range(3):
         make_run(f"a-run-with-a-rather-long-name-{number}", "--ipus=8", "--instances=2")
     runs = summaries.read_summaries(tmp_path / "runs", time.time())
-    for width in (60, 80, 120, 200):
+    for width in (40, 60, 80, 120, 200):
         lines = table.render(runs, DisplayOptions(width)).splitlines()
         assert len(lines) == 4 and max(map(len, lines)) <= width
-        assert "State" in lines[0] and "Accuracy %" in lines[0]
+        assert "State" in lines[0] and ("Accuracy %" in lines[0]) == (width > 40)
+        # A state is never cut, and of a name only the middle.
+        for number, line in enumerate(lines[1:]):
+            name, rest = line.split(maxsplit=1)
+            assert name.startswith("a-run-with-a") and name.endswith(f"long-name-{number}") and "finished" in rest
+            assert ("~" in name) == (width == 40)
     assert json.loads(table.render_json(runs))["runs"][0]["best_accuracy"] == 0.5

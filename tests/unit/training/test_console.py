@@ -46,7 +46,7 @@ def test_on_a_terminal_there_is_a_bar_per_epoch_and_no_lines_of_the_log():
     console.end_epoch()
     last = stream.getvalue().rstrip("\n").split("\r")[-1]
     assert last.startswith("Epoch 3 100%|") and "| 64/64 [" in last and last.endswith("loss 1.47, accuracy 48.4 %]")
-    assert "step" not in stream.getvalue()
+    assert "step 64/64" not in stream.getvalue()
 
 
 def test_a_line_that_is_said_during_an_epoch_stands_above_the_bar():
@@ -70,6 +70,17 @@ def test_a_quiet_console_only_warns():
     assert stream.getvalue() == "damaged\n"
 
 
+@pytest.mark.parametrize("locale", ["C", "en_US.UTF-8"])
+def test_the_bar_is_of_plain_characters_in_the_c_locale(locale, terminal, monkeypatch):
+    monkeypatch.setenv("LC_ALL", locale)
+    stream, shown = terminal
+    console = Console(stream)
+    console.begin_epoch(1, 4, 2)
+    console.end_epoch()
+    text = shown()
+    assert "2/4" in text and text.isascii() == (locale == "C")
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
     reader, writer = pty.openpty()
@@ -80,6 +91,7 @@ def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
                 console = Console(stream)
                 console.begin_epoch(1, 10_000, 0)
                 console.advance(5_000, 0.5, 0.75)
+                console.advance(0, 0.5, 0.75)
                 console.end_epoch()
             stream.flush()
             shown = b""
@@ -88,7 +100,9 @@ def test_the_bar_is_as_wide_as_the_terminal_also_after_a_resize(columns):
     finally:
         os.close(reader)
     bars = [bar for bar in shown.decode().replace("\n", "\r").split("\r") if "5000/10000" in bar]
-    assert len(bars[-1]) <= columns and (columns < 90 or len(bars[-1]) >= columns - 1)
+    assert len(bars[-1]) <= columns and (columns < 80 or len(bars[-1]) >= columns - 1)
+    # The values are never cut: a narrow terminal has no rate, then no bar, then the loss alone.
+    assert bars[-1].rstrip().endswith("loss 0.5, accuracy 75.0 %]" if columns >= 60 else "loss 0.5]")
 
 
 @pytest.fixture
@@ -137,8 +151,11 @@ def test_warnings_are_coloured_on_a_terminal_that_shows_colours(terminal, enviro
     console = Console(stream)
     console.warning("step-00000256 is damaged")
     console.info("Resuming from step 128")
+    console.info("\033[1mvalidation after step 32", "green")
     damaged = "\033[33mstep-00000256 is damaged\033[0m" if coloured else "step-00000256 is damaged"
-    assert shown() == f"{damaged}\r\nResuming from step 128\r\n"
+    best = r"\x1b[1mvalidation after step 32"
+    best = f"\033[32m{best}\033[0m" if coloured else best
+    assert shown() == f"{damaged}\r\nResuming from step 128\r\n{best}\r\n"
 
 
 def test_long_lines_are_broken_between_words_on_a_terminal(terminal):

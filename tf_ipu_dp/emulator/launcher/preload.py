@@ -30,6 +30,7 @@ from typing import Iterator, Mapping, Optional, Sequence, Tuple
 from tf_ipu_dp.emulator.launcher import orphans, process_display
 
 SWITCH = "IPU_EMULATOR_PRELOAD"
+SECONDS = "IPU_EMULATOR_PRELOAD_SECONDS"  # by which forks know how long the import took that they did not have to do
 MODULES = (
     "tensorflow", "tensorflow.keras", "horovod.tensorflow", "tf_ipu_dp.emulator.sdk_api.popdist.tensorflow",
     "tf_ipu_dp.emulator.sdk_api.ipu", "tf_ipu_dp.emulator.keras.models", "tf_ipu_dp.emulator.runtime.execution",

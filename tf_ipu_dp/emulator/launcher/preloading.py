@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Mapping, Sequence
 
 from tf_ipu_dp.emulator.launcher import preload
@@ -15,6 +16,7 @@ class Preloading:
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self._stderr = os.dup(2)
         self._can_fork = False
+        self.seconds = 0.0  # that the import took, once it is done
         self._thread = threading.Thread(target=self._run, args=(words, environ), name="preloading", daemon=True)
         self._thread.start()
 
@@ -31,4 +33,6 @@ class Preloading:
         os.dup2(self._stderr, 2)
 
     def _run(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        began = time.perf_counter()
         self._can_fork = preload.preload(words, environ)
+        self.seconds = time.perf_counter() - began

@@ -215,6 +215,8 @@ class LocalProcesses:
             # It makes few system calls and takes no lock, so it is safe although other threads are running.
             prepare_child = _make_prepare_child(command.cpus, os.getpid(), mask)
             if use_fork:
+                assert self._preloading is not None
+                environ[preload.SECONDS] = f"{self._preloading.seconds:.3f}"
                 return forked_program.fork(command.words, environ, command.directory, prepare_child)
             return subprocess.Popen(
                 list(command.words),
