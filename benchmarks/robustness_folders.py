@@ -57,8 +57,8 @@ class State:
 
 @contextlib.contextmanager
 def prepare(options):
-    """Trains the run that all cases are damaged copies of."""
-    with tempfile.TemporaryDirectory() as top:
+    """Trains the run that all cases are damaged copies of, in memory where that is possible."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as top:
         yield State(Path(top), options)
 
 
