@@ -97,7 +97,8 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
     """
     manifest = run_folder.RunFolder(path).read_newest_manifest()
     try:
-        saved = _without(run_folder.read_run_flags(path), dropped)
+        lines = run_folder.read_run_flags(path)
+        saved = _without(lines, dropped)
         if manifest is None:
             return saved, ()
         train_flags.parse(saved)
@@ -118,7 +119,10 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
     wrong = [line for line in saved if _value_of(line) not in ("auto", tied.get(_name_of(line), _value_of(line)))]
     kept = tuple(f"--{_name_of(line)}={tied[_name_of(line)]}" if line in wrong else line for line in saved)
     defaults, present = train_flags.default_texts(), set(map(_name_of, saved))
-    if not (set(manifest.flags) & set(defaults)) - dropped <= present:  # a run saves all its flags: some were lost
+    # A run saves all its flags, so that one with a default is missing only if it was lost; of the others, an unknown
+    # line may be what has become of them.
+    is_whole = (set(manifest.flags) & set(defaults)) - dropped <= present and set(map(_name_of, lines)) <= _NAMES
+    if not is_whole:
         kept = tuple(line for line in kept if _name_of(line) != "lr_scaling" or "learning_rate" in present)
         found = dropped | set(map(_name_of, kept))
         missing = _flags_of_checkpoint(manifest, found | (set(_BATCH) if found & set(_BATCH) else set()))

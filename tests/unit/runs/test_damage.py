@@ -189,6 +189,9 @@ def test_flags_that_were_cut_off_are_taken_from_the_checkpoint_and_edited_ones_a
     assert (config.learning_rate, config.lr_scaling) == (0.1, "none")  # a checkpoint has the rate after its scaling
     assert config.epochs == train_flags.parse(["--epochs=11"]).epochs
     assert "--image_size=32" in found.warnings[0] and "--seed" not in found.warnings[0]  # 42 is the default
+    (tmp_path / "run.flags").write_text(text.replace("--image_size=", "--imagE_size="))
+    found = saved_flags.complete([f"--run_dir={tmp_path}"])
+    assert found.config.image_size == 32 and "--image_size=32" in found.warnings[0]
     (tmp_path / "run.flags").write_text(text)
     whole = saved_flags.complete([f"--run_dir={tmp_path}"])
     assert (whole.config.learning_rate, whole.config.lr_scaling, whole.config.norm) == (0.4, "linear", None)
