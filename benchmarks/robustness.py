@@ -95,6 +95,7 @@ def main():
     wanted, size = CAMPAIGNS[options.campaign]
     wanted = options.count or wanted
     module = importlib.import_module(f"robustness_{options.campaign}")
+    options.out = options.out.absolute()  # some campaigns work in a folder of their own
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{options.campaign}-{options.seed}.jsonl"
     parts = read_parts(path)

@@ -145,7 +145,7 @@ def try_case(number, chance, top):
             cli.run("train", lambda: train.main(["--dry_run", f"--run_dir={name}", f"--hosts={name}"]), out)
             cli.run("train", lambda: train.main(["--dry_run", f"--data_dir={name}", name]), out)
     shown += stream.getvalue() + out.getvalue()
-    if not all(each == "\n" or each.isprintable() for each in shown):
+    if not shown.replace("\n", "").isprintable():
         return "terminal", repr(name)
     back = json.loads(json.dumps(snapshot.to_json()))
     if back["processes"][0]["run"] != name or back["ipus"][0]["board_serial"] != name:
@@ -182,7 +182,7 @@ def try_command_lines(number, name, top):  # noqa: PLR0911 - one for each thing 
     )
     if shlex.split(str(command)) != [*(f"{key}={value}" for key, value in command.environ.items()), *command.words]:
         return f"the command is {command}"
-    resumed = cli.resume_command(Path(name), {})
+    resumed = cli.resume_command(Path(name), {}, {})
     if shlex.split(resumed)[-1] != f"--run_dir={Path(name)}":
         return f"the command to resume is {resumed}"
     done = subprocess.run(

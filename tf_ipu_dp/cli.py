@@ -85,8 +85,10 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         _replace_stdout_by_devnull()
         return 1
     except OSError as error:
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            sentence = f"{error.strerror}: {shorten(str(error.filename))}."
+        # Paths are looked at in many places, and what a user may not enter is not a bug anywhere.
+        if error.filename is not None and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM):
+            path = os.fsdecode(error.filename)
+            sentence = f"{error.strerror}: {path if len(path) < _MAX_FILE_NAME else shorten(path)}."
             stderr.write(render_problems(program, [sentence], _width_of_messages(stderr)))
             return 1
         if error.errno not in (errno.ENOSPC, errno.EIO):
@@ -206,7 +208,7 @@ def render_problems(program: str, sentences: Sequence[str], width: Optional[int]
     return "\n".join(lines) + "\n"
 
 
-def expand_path(text: Union[str, Path]) -> Path:
+def expand_path(text: Union[str, os.PathLike[str]]) -> Path:
     """Returns a path with ~ expanded: a shell does not expand it in --flag=~/folder. Unknown users stay as they are."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib raises where there is no home folder
 

@@ -122,7 +122,7 @@ def _learn(config: TrainConfig) -> DatasetInfo:
 
 def open_run(run_dir: Union[str, os.PathLike[str]]) -> Run:
     """Returns the run in a folder; UsageError if it is not the folder of a run."""
-    path = Path(run_dir).expanduser()
+    path = cli.expand_path(run_dir)
     if not summaries.is_run(path):
         raise cli.UsageError(f"{path} is not the folder of a run: it has no run.flags. Give one like runs/first.")
     return Run(path)

@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     files = [Path(name) for name in fv["out"].value or ()]
     for path in files:
         output.check_file(path)
-    folder = run_folder.RunFolder(Path(run_dir).expanduser())
+    folder = run_folder.RunFolder(cli.expand_path(run_dir))
     given = [cli.flag_text(name, fv[name].value) for name in _FLAGS_OF_TRAIN if fv[name].value is not None]
     predictions, skipped = _predict(folder, given, names, fv)
     top: int = fv["top"].value  # type: ignore[assignment, unused-ignore]

@@ -157,7 +157,7 @@ def source_file(reference: str) -> Optional[Path]:
     if reference in _given:
         return _file_of(_given[reference])
     if place.endswith(".py"):
-        path = Path(place).expanduser()
+        path = cli.expand_path(place)
         return path if path.is_file() else None
     with contextlib.suppress(ImportError, ValueError, AttributeError), _importable(Path.cwd()):
         # find_spec imports the packages above a module, so only a module without any is looked up.
@@ -169,7 +169,7 @@ def source_file(reference: str) -> Optional[Path]:
 
 
 def _load_file(place: str, reference: str) -> ModuleType:
-    path = Path(place).expanduser()
+    path = cli.expand_path(place)
     if not path.is_file():
         near = get_close_matches(path.name, _python_files(path.parent), n=1)
         guess = f" Did you mean {path.parent / near[0]}?" if near else ""

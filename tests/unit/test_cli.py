@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 from absl import flags
 
 import tf_ipu_dp
-from tf_ipu_dp import __main__, cli
+from tf_ipu_dp import __main__, cli, train
 
 
 def make_flags():
@@ -205,3 +206,30 @@ def test_the_list_of_commands_names_them_as_they_are_started():
     text = __main__.render_commands(120, "../clone/launch/")
     assert text.startswith("usage: ../clone/launch/tf-ipu-dp COMMAND ")
     assert "\n  ../clone/launch/tf-ipu-dp monitor --watch=1\n" in text
+
+
+def test_a_path_that_may_not_be_entered_is_a_sentence(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+
+    def look(words):
+        mine = os.geteuid()
+        try:
+            os.seteuid(mine or 65534)  # root may enter everything
+            return train.main(["--dry_run", *words])
+        finally:
+            os.seteuid(mine)
+
+    for flag, name in (("run_dir", "run.flags"), ("dataset", "dataset_info.json"), ("model", "")):
+        path = tmp_path / "closed" / "x.py"
+        stderr = io.StringIO()
+        word = f"--{flag}={path}" + ("" if name else ":make")
+        assert cli.run("train", lambda word=word: look([word]), stderr) == 1
+        assert stderr.getvalue() == f"train: Permission denied: {path / name if name else path}.\n"
+
+
+@pytest.mark.parametrize("flag", ["run_dir", "data_dir", "init_from", "dataset", "model"])
+def test_the_home_of_a_user_that_does_not_exist_is_a_sentence(flag, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = "~nosuchuser/x" + (".py:make" if flag == "model" else "")
+    with pytest.raises(cli.UsageError, match="nosuchuser"):
+        train.main(["--dry_run", f"--{flag}={path}"])

@@ -93,7 +93,9 @@ class ModelParser(flags.EnumParser):  # type: ignore[misc, unused-ignore]
     def parse(self, argument: Any) -> str:
         """Returns the name or the reference."""
         text = str(argument).strip()
-        if user_code.is_reference(text) or text in self.enum_values:
+        if user_code.is_reference(text):
+            return _check_reference(text)
+        if text in self.enum_values:
             return text
         if text.endswith(".py") or ":" in text:
             raise ValueError("it does not name a function of a file or module, like FILE.py:function")
@@ -113,13 +115,23 @@ class DatasetNameParser(_BaseParser):
     def parse(self, argument: Any) -> str:
         """Returns the name, the reference or the path."""
         name = str(argument).strip()
-        if is_path(name) or user_code.is_reference(name):
-            return name
+        if user_code.is_reference(name):
+            return _check_reference(name)
+        if is_path(name):
+            return cli.check_path(name)
         if not re.fullmatch(r"\w+(/[\w.+-]+)*(:[\w.]+)?", name, re.ASCII):
             raise ValueError("it is not a data set's name")
         if len(name) > _LONGEST_NAME:
             raise ValueError(f"it has more than {_LONGEST_NAME} characters")
         return name
+
+
+def _check_reference(text: str) -> str:
+    """Returns a reference, unchanged; ValueError if it is to a file that no file can have the name of."""
+    place = text.rpartition(":")[0]
+    if place.endswith(".py"):
+        cli.check_path(place)
+    return text
 
 
 def is_path(text: str) -> bool:

@@ -48,7 +48,7 @@ def find(
         return lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     cfg = dataclasses.replace(cfg, norm=cfg.norm_for(stages or cfg.requested_stages or 1))
     if own_path:
-        own_paths.require_known(Path(cfg.dataset).expanduser(), cfg.dataset)
+        own_paths.require_known(cli.expand_path(cfg.dataset), cfg.dataset)
     if learn_here and any(map(user_code.is_of_this_program, cfg.own_code.values())):
         return learn_here(cfg)
     found = _read(_cache_path(cfg, own_path))
@@ -121,14 +121,14 @@ def _cache_path(cfg: TrainConfig, own_path: bool) -> Path:
     parts: List[Any] = [__version__, [cli.typed(getattr(cfg, name)) for name in LEARNED_BY]]
     parts += [user_code.code_digest(reference) for reference in cfg.own_code.values()]
     if own_path:
-        path = Path(cfg.dataset).expanduser().resolve()
+        path = cli.expand_path(cfg.dataset).resolve()
         parts += [str(path), own_paths.content_key(path)]
     elif not user_code.is_reference(cfg.dataset):
         parts.append(repr(lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)))
     parts += [str(user_code.source_file(reference)) for reference in cfg.own_code.values()]
     parts.append(str(Path.cwd()))  # functions may read files from here
     name = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    root = os.environ.get("XDG_CACHE_HOME") or str(cli.expand_path("~/.cache"))
     return Path(root) / "tf_ipu_dp" / "learned" / f"{name}.json"
 
 

@@ -192,7 +192,7 @@ def _prepared_folder(name: str) -> Optional[Path]:
     """Returns the folder of a prepared set that is given by its path, or by that of the folder with its versions."""
     if "/" not in name:
         return None
-    path = Path(name).expanduser()
+    path = cli.expand_path(name)
     if all((path / file).is_file() for file in _FILES):
         return path
     versions = _versions(path)

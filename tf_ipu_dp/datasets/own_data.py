@@ -8,7 +8,6 @@ augmented. All other arrays reach the model as they are, in the types that IPUs 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -44,7 +43,7 @@ def load(cfg: TrainConfig) -> OwnData:
     """Calls the function, or reads the path, that --dataset names; UsageError with one sentence for what is wrong."""
     name = cfg.dataset
     if not user_code.is_reference(name):
-        data, taken_for = own_files.read(Path(name).expanduser(), cfg)
+        data, taken_for = own_files.read(cli.expand_path(name), cfg)
         return _Reader(name, cfg, data).read(taken_for)
     offered = {
         "seed": cfg.seed,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from pathlib import Path
-from typing import List, NoReturn
+from typing import Iterator, List, NoReturn
 
 from tf_ipu_dp import cli
 
@@ -32,6 +33,9 @@ def require_known(path: Path, name: str) -> None:
         )
     if len(classes) < 2:
         _refuse(name, f"has one class only, {classes[0].name!r}; training takes two or more")
+    for folder in classes:  # before all that is in them is looked at: it may be a whole file system
+        if not any(_is_image(each) for each in _walk(folder)):
+            _refuse(name, f"has no images of the class {folder.name!r}: {folder} has none")
 
 
 def class_folders(folder: Path) -> List[Path]:
@@ -41,18 +45,27 @@ def class_folders(folder: Path) -> List[Path]:
 
 def image_files(folder: Path) -> List[Path]:
     """Returns the images in a folder and below it, by name."""
-    return sorted(each for each in folder.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+    return sorted(each for each in _walk(folder) if _is_image(each))
 
 
 def content_key(path: Path) -> str:
     """Returns a hash of names, sizes and times of the files of a path, which changes with its content."""
     key = hashlib.sha256()
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    for each in files:
+    for each in sorted(_walk(path)) if path.is_dir() else [path]:
         with contextlib.suppress(OSError):
             seen = each.stat()
             key.update(f"{each}\0{seen.st_size}\0{seen.st_mtime_ns}\n".encode())
     return key.hexdigest()[:16]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and below it, without what cannot be looked at."""
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names if os.path.isfile(f"{place}/{name}"))  # noqa: PTH113 - no error
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGES
 
 
 def _refuse(name: str, what: str) -> NoReturn:

@@ -290,14 +290,7 @@ def balance(architecture: Architecture, stages: int) -> Tuple[str, ...]:
             f"{architecture.name} cannot be cut into {stages} stages: it has {len(blocks)} blocks, "
             f"and each stage takes one or more."
         )
-    work = [block.macs for block in blocks]
-    least, _ = _partition(work, stages, cost=lambda total: total, join=max)
-    _, starts = _partition(
-        work,
-        stages,
-        cost=lambda total: total * total if total <= least else math.inf,
-        join=lambda left, right: left + right,
-    )
+    starts = _balanced_starts(tuple(block.macs for block in blocks), stages)
     return tuple(blocks[start].name for start in starts[1:])
 
 
@@ -332,6 +325,18 @@ def _build(name: str, shape: Tuple[int, int, int], classes: int, norm: str) -> L
     _MODELS[name].build(model)
     model.dense(HEAD, classes)
     return model
+
+
+@functools.lru_cache(maxsize=256)  # suggestions for flags are tried, many with the same model
+def _balanced_starts(work: Tuple[int, ...], stages: int) -> Tuple[int, ...]:
+    least, _ = _partition(work, stages, cost=lambda total: total, join=max)
+    _, starts = _partition(
+        work,
+        stages,
+        cost=lambda total: total * total if total <= least else math.inf,
+        join=lambda left, right: left + right,
+    )
+    return starts
 
 
 def _partition(

@@ -106,7 +106,7 @@ def find_files(words: Sequence[str], specs: Sequence[InputSpec]) -> List[InputFi
     """Returns the files that the arguments name, in their order; those of a folder in the order of their paths."""
     found: List[InputFile] = []
     for word in words:
-        path = Path(word).expanduser()
+        path = cli.expand_path(word)
         if path.is_dir():
             files = [each for each in _walk(path) if each.suffix.lower() in _TYPES]
             if not files:

@@ -114,13 +114,19 @@ class Store:
 
     def set_aside_after(self, step: int) -> None:
         """Renames the checkpoints of later steps, which a run that resumes from this step will save again."""
-        if self._paths():
+        if not self._paths():
+            return
+        try:
             with self._exclusive(wait=True):
                 for path in self._paths():
                     if _step_of(path) > step:
                         aside = path.with_name(f"{_ASIDE}{path.name}")
                         self._remove([aside] if aside.exists() else [])
                         path.rename(aside)
+        except OSError as error:
+            raise CheckpointError(
+                f"Checkpoints after step {step:,} in {self.folder} cannot be set aside ({_reason(error)})."
+            ) from error
 
     @contextlib.contextmanager
     def _exclusive(self, *, wait: bool) -> Iterator[None]:

@@ -38,6 +38,7 @@ _LOGS = {".log", ".out", ".err"}
 # What a run reads, writes or removes in its folder: none of it may lead out of the folder.
 _FILES = (
     _LOCK, "run.flags", "plan.json", "config.json", "metrics.jsonl", "result.json", "exchange_times.json",
+    "checkpoints/.lock", "best/.lock",
 )  # fmt: skip
 _FOLDERS = ("checkpoints", "best", "errors", "status", "tensorboard", "export", ".export", ".export-old")
 TRIAL = ".trial-"  # what the name of a folder for a trial begins with; Python adds eight letters
@@ -381,7 +382,7 @@ def _require_no_links(label: str, path: Path) -> None:
     that the link leads to.
     """
     for name in _FILES:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = (path / name).lstat()
             if not stat.S_ISREG(found.st_mode):
                 kind = safe_files.describe_irregular(found) or "a folder"

@@ -11,6 +11,7 @@ from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.runs import run_folder
+from tf_ipu_dp.runs.manifest import Manifest
 
 # What a command asks for itself, whatever the run did.
 _OF_THE_COMMAND = ("run_dir", "resume", "json", "time_limit", "dry_run", "format", "evaluate", "input_only")
@@ -18,6 +19,7 @@ _OF_THE_COMMAND = ("run_dir", "resume", "json", "time_limit", "dry_run", "format
 _BATCH = ("gradient_accumulation", "global_batch_size")
 _STAGES = ("pipeline_stages", "pipeline_splits")
 _NAMES = {flag.name for flag in train_flags.FLAGS}
+_MAX_NAMED = 6  # flags in a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +104,15 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
     """
     manifest = run_folder.RunFolder(path).read_newest_manifest()
     try:
-        saved = _without(run_folder.read_run_flags(path), dropped)
+        lines = run_folder.read_run_flags(path)
+        saved = _without(lines, dropped)
         if manifest is None:
             return saved, ()
         train_flags.parse(saved)
     except cli.UsageError as error:
         if manifest is None:
             raise
-        names = _NAMES - dropped - {"gradient_accumulation", "pipeline_splits"}
-        taken = tuple(f"--{name}={text}" for name, text in manifest.flags.items() if name in names)
+        taken = _flags_of_checkpoint(manifest, dropped)
         with contextlib.suppress(cli.UsageError):  # then the sentence about run.flags is of more use
             train_flags.parse(taken)
             reason = str(error).split("\n")[0]
@@ -124,21 +126,36 @@ def _read_flags(path: Path, dropped: Set[str]) -> Tuple[Tuple[str, ...], Tuple[s
     wrong = [line for line in saved if _value_of(line) not in ("auto", tied.get(_name_of(line), _value_of(line)))]
     kept = tuple(f"--{_name_of(line)}={tied[_name_of(line)]}" if line in wrong else line for line in saved)
     defaults, present = train_flags.default_texts(), set(map(_name_of, saved))
-    missing = tuple(
-        f"--{name}={text}"
-        for name, text in tied.items()
-        if name not in present | dropped and defaults.get(name, "auto") not in ("auto", text)
-    )
-    if missing:
-        return (*missing, *kept), (
-            f"{' '.join(missing)} is missing in {path}/run.flags, and taken from the checkpoint of step "
-            f"{manifest.step:,}.",
-        )
+    # A run saves all its flags, so that one with a default is missing only if it was lost; of the others, an unknown
+    # line may be what has become of them.
+    is_whole = (set(manifest.flags) & set(defaults)) - dropped <= present and set(map(_name_of, lines)) <= _NAMES
+    if not is_whole:
+        kept = tuple(line for line in kept if _name_of(line) != "lr_scaling" or "learning_rate" in present)
+        found = dropped | set(map(_name_of, kept))
+        missing = _flags_of_checkpoint(manifest, found | (set(_BATCH) if found & set(_BATCH) else set()))
+        unusual = [line for line in missing if defaults.get(_name_of(line)) not in ("auto", _value_of(line))]
+        if unusual:
+            more = f" and {len(unusual) - _MAX_NAMED} more" if len(unusual) > _MAX_NAMED else ""
+            return (*missing, *kept), (
+                f"{' '.join(unusual[:_MAX_NAMED])}{more} {'are' if len(unusual) > 1 else 'is'} missing in "
+                f"{path}/run.flags, and taken from the checkpoint of step {manifest.step:,}.",
+            )
     return kept, tuple(
         f"{line} in {path}/run.flags is not what the checkpoint of step {manifest.step:,} was trained with; "
         f"--{_name_of(line)}={tied[_name_of(line)]} is taken."
         for line in wrong
     )
+
+
+def _flags_of_checkpoint(manifest: Manifest, without: Set[str]) -> Tuple[str, ...]:
+    """Returns the flags of a checkpoint except some. It has the values that the plan gave to those that were not typed:
+    the whole batch, so that accumulation follows from it, and the learning rate after its scaling.
+    """
+    flags = dict(manifest.flags)
+    if "learning_rate" in flags and "learning_rate" not in without:
+        flags["lr_scaling"] = "none"
+    names = _NAMES - without - {"gradient_accumulation", "pipeline_splits"}
+    return tuple(f"--{name}={text}" for name, text in flags.items() if name in names)
 
 
 def _without(lines: Sequence[str], names: Iterable[str]) -> Tuple[str, ...]:

@@ -23,18 +23,22 @@ WORDS = ("--ipus=4", "--model=mlp", "--global_batch_size=256", "--seed=7", "--no
 @pytest.fixture
 def run_dir(tmp_path):
     """The folder of a run with checkpoints of steps 8 and 16."""
-    path = tmp_path / "run"
-    cfg = train_flags.parse([*WORDS, f"--run_dir={path}"])
+    make_run(tmp_path / "run", WORDS)
+    return tmp_path / "run"
+
+
+def make_run(path, words, **planned):
+    """Makes a run's folder with checkpoints of steps 8 and 16, which have what the plan gave to some flags."""
+    cfg = train_flags.parse([*words, f"--run_dir={path}"])
     record = PlanRecord.of(plan.plan_run(cfg, info.DATASETS["fashion_mini"]))
     flags = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    texts = {name: cli.typed(value) for name, value in flags.items() if value is not None}
+    texts = {**{name: cli.typed(value) for name, value in flags.items() if value is not None}, **planned}
     with run_folder.open_folder(str(path), name="x", now=datetime(2026, 1, 5), needed_bytes=0) as folder:
         folder.write_start(cfg, record)
         store = checkpoints.Store(folder.checkpoints, 3, pytest.fail)
         for step in (8, 16):
             manifest = Manifest(step, 0, 0, texts, record, (), {"seed": 7}, {}, "2026-01-05T00:00:00")
             store.save(manifest, lambda prefix: prefix.with_suffix(".index").write_bytes(b"state"))
-    return path
 
 
 def complete(run_dir, *words):
@@ -165,7 +169,33 @@ def test_bad_lines_of_metrics_are_left_out_and_the_others_are_kept(run_dir):
 def test_flags_of_the_model_that_run_flags_lacks_are_taken_from_the_checkpoint(run_dir):
     (run_dir / "run.flags").write_bytes(b"\x1b[2J garbage\n")
     flags, (warning,) = complete(run_dir)
-    assert (flags[1], flags[3]) == ("mlp", 7) and "--model=mlp" in warning and "is missing in" in warning
+    assert flags == RIGHT
+    assert warning == (
+        "--global_batch_size=256 --ipus=4 --model=mlp --seed=7 are missing in "
+        f"{run_dir}/run.flags, and taken from the checkpoint of step 16."
+    )
+
+
+def test_flags_that_were_cut_off_are_taken_from_the_checkpoint_and_edited_ones_are_kept(tmp_path):
+    words = ("--ipus=2", "--image_size=32", "--lr_scaling=linear", "--learning_rate=0.4", "--epochs=9")
+    planned = {"learning_rate": "0.1", "norm": "batch", "updates_per_epoch": "128", "global_batch_size": "64"}
+    make_run(tmp_path, words, **planned)
+    text = (tmp_path / "run.flags").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("--image_size", "--learning_rate", "--seed"))]
+    (tmp_path / "run.flags").write_text("\n".join(lines).replace("--epochs=9", "--epochs=11"))
+    found = saved_flags.complete([f"--run_dir={tmp_path}"])
+    config = found.config
+    assert (config.image_size, config.norm, config.global_batch_size, config.ipus) == (32, "batch", 64, 2)
+    assert (config.learning_rate, config.lr_scaling) == (0.1, "none")  # a checkpoint has the rate after its scaling
+    assert config.epochs == train_flags.parse(["--epochs=11"]).epochs
+    assert "--image_size=32" in found.warnings[0] and "--seed" not in found.warnings[0]  # 42 is the default
+    (tmp_path / "run.flags").write_text(text.replace("--image_size=", "--imagE_size="))
+    found = saved_flags.complete([f"--run_dir={tmp_path}"])
+    assert found.config.image_size == 32 and "--image_size=32" in found.warnings[0]
+    (tmp_path / "run.flags").write_text(text)
+    whole = saved_flags.complete([f"--run_dir={tmp_path}"])
+    assert (whole.config.learning_rate, whole.config.lr_scaling, whole.config.norm) == (0.4, "linear", None)
+    assert whole.warnings == ()
 
 
 def test_metrics_that_are_no_file_are_no_metrics(run_dir):

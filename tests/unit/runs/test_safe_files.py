@@ -92,8 +92,9 @@ def bind(path):
     [(os.mkfifo, "a pipe"), (os.mkdir, "a folder"), (bind, "a socket")],
     ids=["pipe", "folder", "socket"],
 )
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "plan.json"])
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "plan.json", "checkpoints/.lock"])
 def test_what_is_no_file_is_refused_before_it_is_opened(run_dir, name, make, kind):
+    (run_dir / name).parent.mkdir(exist_ok=True)
     replace_by(run_dir / name, make)
     assert f"{name} in it is {kind} and not a file." in refusal(run_dir)
 
@@ -123,6 +124,12 @@ def test_a_hard_link_to_the_user_s_file_is_not_written_to(run_dir, secret):
     with pytest.raises(cli.UsageError, match="is a hard link to another file"):
         run_folder.open_folder(str(run_dir), name="x", now=NOW, needed_bytes=0)
     (run_dir / ".lock").unlink()
+    (run_dir / "checkpoints" / "step-00000008").mkdir(parents=True)
+    os.link(secret, run_dir / "checkpoints" / ".lock")
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"cannot be set aside \(.lock is a hard link to another file"
+    ):
+        checkpoints.Store(run_dir / "checkpoints", 1, pytest.fail).set_aside_after(4)
     os.link(secret, run_dir / "metrics.jsonl")
     with run_folder.open_folder(str(run_dir), name="x", now=NOW, needed_bytes=0) as folder:
         assert folder.metrics.stat().st_nlink == 1
