@@ -318,7 +318,11 @@ def test_a_recording_ends_with_the_process_and_is_drawn(tmp_path, hold, monitor)
 
 def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_fail(tmp_path, hold, wait_until):
     process = hold(2)
-    others = [subprocess.Popen([*MONITOR, "--watch=0.1"], stdout=subprocess.DEVNULL) for _ in range(2)]
+    shown = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    others = []
+    for path in shown:
+        with path.open("w", encoding="utf-8") as stdout:
+            others.append(subprocess.Popen([*MONITOR, "--watch=0.1"], stdout=stdout))
     exporter = subprocess.Popen([*MONITOR, "--export=0", "--watch=0.1", "--json"], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True)  # fmt: skip
     try:
@@ -334,12 +338,14 @@ def test_two_monitors_and_an_exporter_work_at_once_and_answer_while_the_devices_
         scrape_until('ipu_up{board="emulated-0000",ipu="0"} 0.0')
         (tmp_path / "partition").chmod(0o700)
         scrape_until('ipu_up{board="emulated-0000",ipu="0"} 1.0')
+        wait_until(lambda: all(path.stat().st_size for path in shown))  # then they handle signals
         assert [each.poll() for each in others] == [None, None]
     finally:
         for each in (*others, exporter):
             each.terminate()
-            assert each.wait(60) == 0
+        statuses = [each.wait(60) for each in (*others, exporter)]
         exporter.stderr.close()
+    assert statuses == [0, 0, 0]
 
 
 @pytest.mark.slow
