@@ -155,6 +155,8 @@ def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunRes
 
     began = time.perf_counter()
     cfg = _with_expanded_paths(cfg)
+    if callbacks and cfg.device_iterations is None:
+        cfg = dataclasses.replace(cfg, device_iterations=1)  # callbacks are called between executions: for each update
     session.prepare_host(cfg)  # before code of the user computes anything, which fixes TensorFlow's threads
     dataset = facts.find(cfg, learn_here=own_models.learn)
     saved = job.read_saved_batch(cfg)

@@ -135,8 +135,9 @@ def test_a_stopped_instance_is_found_and_named(tmp_path, start_poprun, pids_of, 
 def test_an_instance_that_is_stuck_in_its_input_is_named_with_what_it_waits_for(tmp_path, poprun):
     folder = tmp_path / "run"
     code, _, err = poprun(
-        2, 2, "python3", FAULTS, "stuck_input", *MLP, "--epochs=50", "--stall_timeout=6s", f"--run_dir={folder}"
-    )
+        2, 2, "python3", FAULTS, "stuck_input", *MLP, "--epochs=50", "--device_iterations=1", "--stall_timeout=6s",
+        f"--run_dir={folder}",
+    )  # fmt: skip
     assert code == 1
     assert "instance 1 on" in err and "training after step 8, waiting for input" in err
 
