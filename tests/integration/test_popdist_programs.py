@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tf_ipu_dp.emulator.launcher.preload import CAN_FORK_WITH_THREADS
-
 pytestmark = pytest.mark.usefixtures("emulator_dir")
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "poprun"
@@ -288,10 +286,10 @@ exchange(tf.constant(1.0))
 """
 
 
-@pytest.mark.parametrize(("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1")])
+@pytest.mark.parametrize(
+    ("way", "preload"), [("popdist", "1"), ("anew", "1"), ("anew", "0"), ("horovod", "1"), ("horovod", "0")]
+)
 def test_the_instance_that_fails_is_the_first_even_if_the_others_fail_as_a_consequence(tmp_path, way, preload, poprun):
-    if way == "horovod" and not CAN_FORK_WITH_THREADS:
-        pytest.skip("an instance that is not forked tells poprun of its end only if it uses popdist")
     (tmp_path / "program.py").write_text(FAILING, encoding="utf-8")
     code, _, err = poprun(4, 4, "python3", tmp_path / "program.py", IPU_EMULATOR_PRELOAD=preload, WAY=way)
     assert code == 3

@@ -30,6 +30,8 @@ _SERVED = {
 }
 # Importing one of these applies the patches: the program will run TensorFlow and Keras on the device.
 _PATCHED_ON_IMPORT = ("tensorflow.python.ipu", "tensorflow.keras.ipu", "keras.ipu", "ipu_tensorflow_addons")
+# The module that starts Horovod, for TensorFlow and every other framework. Patched when a program imports it.
+_HOROVOD = "horovod.common.basics"
 _OPS = "tf_ipu_dp.emulator.sdk_api.ipu.ops"
 _ABSENT = object()
 
@@ -49,6 +51,8 @@ def install() -> None:
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     patches.on_undo("import finder", functools.partial(_remove_finder, finder))
+    if _HOROVOD in sys.modules:
+        _patch_horovod(sys.modules[_HOROVOD])
 
 
 def uninstall() -> None:
@@ -71,6 +75,8 @@ class _Finder:
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
         keras_2.refuse_keras_3(fullname)
+        if fullname == _HOROVOD:
+            return _find_horovod(path)
         for served, ours in _SERVED.items():
             if fullname == served or fullname.startswith(f"{served}."):
                 name = ours + fullname[len(served) :]
@@ -94,6 +100,33 @@ def _registers_gradients(name: str) -> bool:
     package, _, child = name.rpartition(".")
     is_one = package == _OPS and child.endswith("_grad")
     return is_one and importlib.util.find_spec(name[: -len("_grad")]) is not None
+
+
+def _patch_horovod(module: ModuleType) -> None:
+    importlib.import_module(f"{__name__}.launcher.exit_notices").send_at_exit_of_horovod(module)
+
+
+def _find_horovod(path: Optional[Sequence[str]]) -> Optional[importlib.machinery.ModuleSpec]:
+    spec = importlib.machinery.PathFinder.find_spec(_HOROVOD, path)
+    if spec is not None and spec.loader is not None:
+        spec.loader = _HorovodLoader(spec.loader)  # type: ignore[assignment]
+    return spec
+
+
+class _HorovodLoader:
+    """Loads the module that starts Horovod as its own loader does, and patches it."""
+
+    def __init__(self, stock: Any) -> None:
+        self._stock = stock
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        return self._stock.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._stock
+        self._stock.exec_module(module)
+        _patch_horovod(module)
 
 
 class _AliasLoader:

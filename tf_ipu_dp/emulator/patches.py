@@ -171,6 +171,13 @@ PATCHES: Tuple[Patch, ...] = (
         "tf_ipu_dp.emulator.runtime.instances",
         "uninstall() restores the variables; a running Horovod keeps its settings",
     ),
+    Patch(
+        "horovod start",
+        "init of horovod.common.basics.HorovodBasics",
+        "an instance tells poprun that it ends before its peers lose it, so that the first failure is named",
+        "when Horovod is imported",
+        "tf_ipu_dp.emulator.launcher.exit_notices",
+    ),
 )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def test_uninstalling_restores_keras_and_tensorflow_and_installing_again_works(t
         ]
         # The others are for open stages, several instances, and Keras releases with legacy optimizers.
         missing = {patch.name for patch in patches.PATCHES} - set(once[3].split(", "))
-        assert missing <= {"layer calls", "metric archives", "horovod settings", "keras optimizers"}
+        assert missing <= {"layer calls", "metric archives", "horovod settings", "horovod start", "keras optimizers"}
     assert lines[8:] == ["same losses True"]
 
 
@@ -206,3 +206,28 @@ def test_modules_and_classes_of_others_are_changed_through_the_list_only():
                     root = root.value
                 is_foreign = isinstance(target, ast.Attribute) and getattr(root, "id", None) in foreign
                 assert not is_foreign, f"{path}:{node.lineno} patches without patches.set_attribute"
+
+
+START_OF_HOROVOD = """
+import sys
+from tf_ipu_dp import emulator
+
+if sys.argv[1] == "after":
+    import horovod.common.basics
+emulator.install()
+import horovod.common.basics as basics
+
+ours = basics.HorovodBasics.init
+emulator.uninstall()
+stock = basics.HorovodBasics.init
+assert ours is not stock and ours.__wrapped__ is stock and stock.__module__ == "horovod.common.basics"
+print(type(basics.__spec__.loader).__name__, type(basics.__loader__).__name__, "tensorflow" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_start_of_horovod_is_patched_whether_it_is_imported_before_or_after(moment):
+    command = [sys.executable, "-c", START_OF_HOROVOD, moment]
+    environment = {"PYTHONPATH": str(FOLDER.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr) == ("SourceFileLoader SourceFileLoader False\n", "")

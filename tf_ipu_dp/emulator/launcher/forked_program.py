@@ -24,7 +24,7 @@ import types
 from pathlib import Path
 from typing import IO, Any, Callable, FrozenSet, List, Mapping, NoReturn, Optional, Sequence
 
-from tf_ipu_dp.emulator.launcher import exit_notices, orphans, process_display
+from tf_ipu_dp.emulator.launcher import orphans, process_display
 
 _EMULATOR = __name__.rsplit(".", 2)[0]
 _FRAMES_TO_HIDE = (__file__, runpy.__file__, "<frozen runpy>")
@@ -94,8 +94,6 @@ def _exec_program(
         sys.modules["numpy"].random.seed()
     code = _run_to_exit_code(words)
     if code:
-        # For programs that start Horovod themselves. Those that use popdist send the notice in an exit handler.
-        exit_notices.send(environ, int(environ.get("HOROVOD_RANK", "0")))
         horovod = sys.modules.get("horovod.tensorflow.mpi_ops")
         if horovod is not None:  # failed instances skip Horovod's shutdown: their peers would fail at once
             atexit.unregister(horovod.shutdown)

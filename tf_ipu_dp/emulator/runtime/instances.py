@@ -6,7 +6,6 @@ timed, because this is where instances wait for a slow one.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
@@ -15,7 +14,6 @@ import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from tf_ipu_dp.emulator import patches, popdist_variables
-from tf_ipu_dp.emulator.launcher import exit_notices, orphans
 from tf_ipu_dp.emulator.runtime import wait_meter
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -63,8 +61,6 @@ def connect() -> None:
             else:
                 _server = rendezvous.complete(os.environ, _instance_index(), _size())
             _start(horovod)
-        else:
-            _send_exit_notice_at_exit()
         if horovod.size() != _size():
             where = "the MPI of Horovod" if horovod.mpi_enabled() else "Horovod"
             raise RuntimeError(
@@ -201,23 +197,9 @@ def _start(horovod: Any) -> None:
     """
     before = _threads()
     horovod.init()
-    _send_exit_notice_at_exit()
     for thread in _threads() - before:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
-
-
-def _send_exit_notice_at_exit() -> None:
-    """Registers an exit handler that notifies poprun. Called after every start of Horovod."""
-    if orphans.JOB_VARIABLE in os.environ:
-        # Exit handlers run in reverse order: this one before Horovod's, whose shutdown the other instances notice.
-        atexit.unregister(_send_exit_notice)
-        atexit.register(_send_exit_notice, os.getpid())
-
-
-def _send_exit_notice(pid: int) -> None:
-    if os.getpid() == pid:  # not in a forked child
-        exit_notices.send(os.environ, _instance_index())
 
 
 def _threads() -> Set[int]:
@@ -270,9 +252,7 @@ def _size() -> int:
 
 
 def _instance_index() -> int:
-    names = (popdist_variables.REPLICA_OFFSET, popdist_variables.LOCAL_REPLICAS)
-    offset, local = (int(os.environ.get(name, "0")) for name in names)
-    return offset // (local or 1)
+    return popdist_variables.instance_index(os.environ)
 
 
 def _horovod() -> Any:
