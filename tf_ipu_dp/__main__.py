@@ -65,10 +65,11 @@ def main(words: List[str], prepare: Callable[[], None] = lambda: None) -> int:
 
 def render_commands(width: int, folder: str = "") -> str:
     """Returns the usage, what each command does, and examples. `folder` is that of launch/, if started from there."""
-    usage = f"usage: {folder}tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
+    # The NUL keeps a long path of the command in the first line.
+    usage = f"usage:\0{folder}tf-ipu-dp COMMAND [ARGS]   or   python -m tf_ipu_dp.COMMAND [ARGS]"
     last = f"{folder}tf-ipu-dp COMMAND --help lists a command's flags, with examples."
     blocks = [
-        terminal_text.wrap(usage, width),
+        terminal_text.wrap(usage, width).replace("\0", " "),
         terminal_text.render_names(COMMANDS, width),
         terminal_text.wrap(last, width, indent=""),
         "\n".join(["Examples", *(f"  {folder}{line}" for line in _EXAMPLES)]),

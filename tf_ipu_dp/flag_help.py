@@ -21,7 +21,7 @@ def render_help(
 ) -> str:
     """Returns the help text: the groups' flags with what they take, what they do and their defaults, and examples."""
     width = max(width, _LEAST_WIDTH)
-    blocks = [_fill_words(f"usage: {usage}", width), textwrap.fill(about, width)]
+    blocks = [fill_usage(usage, width), textwrap.fill(about, width)]
     column = 2 + max((len(flag_form(fv[name])) for names in groups.values() for name in names), default=0)
     column = 6 if width < _NARROW else min(column, 28) + 2
     for title, names in groups.items():
@@ -41,6 +41,11 @@ def render_help(
     if examples:
         blocks.append("\n".join(["Examples", *(f"  {line}" for line in examples)]))
     return "\n\n".join(blocks) + "\n"
+
+
+def fill_usage(usage: str, width: int) -> str:
+    """Returns `usage: COMMAND ...`, broken between words, but not before the command, which may be a long path."""
+    return _fill_words(f"usage:\0{usage}", width).replace("\0", " ")
 
 
 def _fill_words(text: str, width: int) -> str:

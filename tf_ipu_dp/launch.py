@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, early_signals, missing_packages
+from tf_ipu_dp import cli, early_signals, missing_packages, sdk
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import facts
@@ -96,6 +96,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     preflight.check(job.config, job.plan)
     missing_packages.require("tensorflow")
+    sdk.quieten_tensorflow(typed.config.sdk, os.environ)  # the instances inherit it
     if launcher != "poprun" and job.plan.topology.instances > 1:
         _require_horovod(job.plan.topology.instances)
     if options.verify:

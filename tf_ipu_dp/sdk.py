@@ -174,6 +174,16 @@ def set_poplar_flags(environ: MutableMapping[str, str], *flags: str) -> None:
     environ["TF_POPLAR_FLAGS"] = " ".join([*environ.get("TF_POPLAR_FLAGS", "").split(), *flags])
 
 
+def quieten_tensorflow(choice: str, environ: MutableMapping[str, str]) -> None:
+    """Sets which lines TensorFlow logs itself, unless the user has: call it before load.
+
+    On the emulator not even its errors: what fails is an exception, too, and loops in a pipeline make it report
+    optimisations that it leaves out.
+    """
+    emulated = choice == "emulator" or (choice == "auto" and explain_missing_gcipuinfo() is not None)
+    environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if emulated else "2")
+
+
 def explain_missing_gcipuinfo() -> Optional[str]:
     """Returns why the Poplar SDK's gcipuinfo is not available in this process; None if it is. Does not import it."""
     from tf_ipu_dp import emulator

@@ -163,7 +163,7 @@ def train_here(cfg: train_flags.TrainConfig, callbacks: Sequence[Any]) -> RunRes
     cfg = relayout.keep_global_batch(cfg, dataset, saved, None) if saved else cfg
     run = plan.plan_run(cfg, dataset, resumable=saved_flags.resumable_steps(cfg))
     preflight.check(cfg, run)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sdk.quieten_tensorflow(cfg.sdk, os.environ)
     try:
         modules = sdk.load(cfg.sdk)
     except sdk.SdkError as error:
@@ -185,7 +185,7 @@ def _load_sdk_and_run(
         topology = run.topology
         os.environ.update(ranks.variables(replicas=topology.replicas, ipus_per_replica=topology.ipus_per_replica))
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sdk.quieten_tensorflow(cfg.sdk, os.environ)
     # What Horovod logs as errors follows from another instance's failure, which the launcher reports.
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
     if cfg.executable_cache is not None:

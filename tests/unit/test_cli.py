@@ -154,6 +154,15 @@ def test_help_is_as_wide_as_the_terminal(width):
     assert "Default: on." in text.replace("\n" + " " * 6, " ")
 
 
+def test_a_long_path_of_the_command_stays_in_the_first_line_of_its_usage():
+    own = "/a/rather/long/path/of/a/clone/launch/train"
+    text = cli.render_help(f"{own} [--flag=value ...]", "About it.", {"All": ("ipus",)}, make_flags(), 40)
+    assert text.startswith(f"usage: {own}\n  [--flag=value ...]\n\n")
+    assert __main__.render_commands(40, "/a/rather/long/path/of/a/clone/launch/").startswith(
+        "usage: /a/rather/long/path/of/a/clone/launch/tf-ipu-dp"
+    )
+
+
 def test_help_ends_with_the_examples():
     text = cli.render_help("prog", "About it.", {"Where": ("ipus",)}, make_flags(), 80, ["prog --ipus=8"])
     assert text.endswith("file's.\n\nExamples\n  prog --ipus=8\n")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tf_ipu_dp import sdk
+
 LOAD = """
 import sys
 from tf_ipu_dp import sdk
@@ -125,3 +127,13 @@ def test_device_information_is_read_without_tensorflow_and_without_installing_th
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False False\nTrue\n"
+
+
+@pytest.mark.parametrize(
+    ("choice", "given", "level"),
+    [("emulator", None, "3"), ("auto", None, "3"), ("poplar", None, "2"), ("emulator", "0", "0")],
+)
+def test_tensorflow_logs_nothing_of_its_own_on_the_emulator_unless_the_user_wants_it(choice, given, level):
+    environ = {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
+    sdk.quieten_tensorflow(choice, environ)
+    assert environ == {"TF_CPP_MIN_LOG_LEVEL": level}

@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import Sequence
 
-from tf_ipu_dp import cli, terminal_text
+from tf_ipu_dp import cli, flag_help, terminal_text
 
 SUBCOMMANDS = {
     "size": "Shows how many bytes a training job all-reduces, by variable, by bucket and in all.",
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 def _render_subcommands() -> str:
     width = shutil.get_terminal_size().columns
     lines = terminal_text.render_names(SUBCOMMANDS, width)
-    usage = terminal_text.wrap("usage: python -m tf_ipu_dp.collectives SUBCOMMAND [--flag=value ...]", width)
+    usage = flag_help.fill_usage("python -m tf_ipu_dp.collectives SUBCOMMAND [--flag=value ...]", width)
     text = "\n".join([usage, "", lines, "", "SUBCOMMAND --help lists its flags.", "", "Examples", *_EXAMPLES, ""])
     return cli.as_started(text, os.environ)
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from absl import flags
 
-from tf_ipu_dp import cli, terminal_text
+from tf_ipu_dp import cli, flag_help, terminal_text
 from tf_ipu_dp.config import parsers
 from tf_ipu_dp.monitoring import drawings, terminal
 from tf_ipu_dp.monitoring.text_layout import DisplayOptions
@@ -271,10 +271,10 @@ def _help(subcommand: str) -> str:
 
 def _render_subcommands() -> str:
     width = shutil.get_terminal_size().columns
-    usage = cli.as_started("usage: python -m tf_ipu_dp.runs [SUBCOMMAND] [ARGS] [--flag=value ...]", os.environ)
+    usage = cli.as_started("python -m tf_ipu_dp.runs [SUBCOMMAND] [ARGS] [--flag=value ...]", os.environ)
     examples = [f"  {cli.as_started(line, os.environ)}" for each in _EXAMPLES.values() for line in each]
     blocks = [
-        cli.wrap(usage, width),
+        flag_help.fill_usage(usage, width),
         terminal_text.render_names(SUBCOMMANDS, width),
         "SUBCOMMAND --help lists its flags.",
         "\n".join(["Examples", *examples]),

@@ -68,7 +68,7 @@ class Store:
         A good checkpoint of the same step is kept and nothing is written. If the disk is full, nothing half-written
         stays and the error names the checkpoint to resume from.
         """
-        path = self.folder / f"step-{manifest.step:08d}"
+        path = self.folder / folder_name(manifest.step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._exclusive(wait=True):
@@ -196,6 +196,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _open(path)
     except _DamageError as damage:
         raise CheckpointError(f"{path} is not a good checkpoint: {damage}.") from damage
+
+
+def folder_name(step: int) -> str:
+    """Returns the name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
 
 
 def differences(

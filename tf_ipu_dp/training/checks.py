@@ -22,7 +22,6 @@ import tensorflow as tf
 from tf_ipu_dp import __version__, cli, sdk_types, user_code
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.config.train_flags import TrainConfig
-from tf_ipu_dp.config.values import LossScaling
 from tf_ipu_dp.datasets import sources
 from tf_ipu_dp.datasets.info import OWN
 from tf_ipu_dp.distributed.world import World
@@ -54,7 +53,7 @@ def compare_instances(cfg: TrainConfig, run: RunPlan, sdk: Sdk, source: sources.
     if world.instances == 1:
         return
     may_differ = train_flags.names_per_instance()
-    flags = {f"--{name}": text for name, text in _resolved_flags(cfg, run).items() if name not in may_differ}
+    flags = {f"--{name}": text for name, text in preflight.resolved_flags(cfg, run).items() if name not in may_differ}
     # Besides the flags, the plan depends on variables of the launcher, which may differ between instances.
     topology = {f"{name} of the plan": str(value) for name, value in dataclasses.asdict(run.topology).items()}
     shapes = {"the plan's model": f"{zlib.crc32(json.dumps(PlanRecord.of(run).to_json()).encode()):08x}"}
@@ -140,7 +139,7 @@ def find_checkpoint(
 def changed_updates(found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan) -> List[str]:
     """Returns which flags change how a resumed run is updated from now on, in parts of a sentence."""
     saved = {**train_flags.default_texts(), **found.manifest.flags}
-    now = _resolved_flags(cfg, run)
+    now = preflight.resolved_flags(cfg, run)
     names = train_flags.names_of_later_updates()
     return [
         f"--{name} was {saved.get(name, 'not given')} and is {now.get(name, 'not given')}"
@@ -165,7 +164,7 @@ def manifest_at(
         step=step,
         epoch=epoch,
         samples_into_epoch=update * run.batch.global_batch_size,
-        flags=_resolved_flags(cfg, run),
+        flags=preflight.resolved_flags(cfg, run),
         plan=PlanRecord.of(run),
         variables=tuple(variables),
         # Order and augmentation depend only on these; no other random numbers are used after initialisation.
@@ -190,26 +189,17 @@ def compare_weights(weights: Sequence[sdk_types.Variable], world: World) -> Opti
 def _require_fit(
     found: checkpoints.Checkpoint, cfg: TrainConfig, run: RunPlan, variables: Sequence[Variable], tied: Sequence[str]
 ) -> None:
-    # A release without a flag trained with what is its default now.
-    saved = dataclasses.replace(found.manifest, flags={**train_flags.default_texts(), **found.manifest.flags})
-    flags = _resolved_flags(cfg, run)
     # Other variables follow from another model, so they are only named where no flag differs.
-    differences = checkpoints.differences(saved, flags, saved.variables, tied)
-    if not differences and (cfg.has_own_model or run.dataset.origin == OWN):
+    preflight.require_same_flags(found.path, found.manifest, cfg, run, tied)
+    if cfg.has_own_model or run.dataset.origin == OWN:
         _require_same_own(found, cfg, run, variables, same_samples="global_batch_size" in tied)
-    if not differences:
-        differences = checkpoints.differences(saved, flags, variables, tied)
-        if not differences:
-            return
-        release = saved.versions.get("tf_ipu_dp", "of an earlier version")
+    differences = checkpoints.differences(found.manifest, found.manifest.flags, variables, ())
+    if differences:
+        release = found.manifest.versions.get("tf_ipu_dp", "of an earlier version")
         raise cli.UsageError(
             f"{found.path} does not fit: {'; '.join(differences)}. The flags are the same, so --model={cfg.model} was "
             f"another model in the code that trained it (tf_ipu_dp {release}). Use that code, or another --run_dir."
         )
-    raise cli.UsageError(
-        f"{found.path} does not fit: {'; '.join(differences)}. Leave out what differs (the run's own flags are then "
-        "taken), or use another --run_dir."
-    )
 
 
 def _require_same_own(
@@ -243,21 +233,6 @@ def changed_code(found: checkpoints.Checkpoint, cfg: TrainConfig) -> List[str]:
         for name, digest in found.manifest.code.items()
         if name in now and now[name] != digest
     ]
-
-
-def _resolved_flags(cfg: TrainConfig, run: RunPlan) -> Dict[str, str]:
-    """Returns the flags as texts, with the values that the plan resolved for flags that were not given."""
-    values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-    values.update(
-        norm=run.model.architecture.norm,
-        image_size=run.dataset.height or None,
-        augment=run.augment,
-        global_batch_size=run.batch.global_batch_size,
-        learning_rate=run.recipe.learning_rate,
-        loss_scaling=LossScaling(run.recipe.loss_scale),
-        updates_per_epoch=run.epochs.updates_per_epoch,
-    )
-    return {name: cli.typed(value) for name, value in values.items() if value is not None}
 
 
 def _versions(sdk: Sdk) -> Dict[str, str]:

@@ -14,7 +14,7 @@ from tf_ipu_dp.emulator.sdk_api import gcipuinfo, ipu, popdist
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.runs import checkpoints
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks
+from tf_ipu_dp.training import checks, preflight
 
 EMULATOR = Sdk("emulator", ipu, popdist, gcipuinfo)
 PATH = Path("runs/old/checkpoints/step-00000008")
@@ -55,3 +55,24 @@ def test_if_flags_differ_the_flags_of_the_run_are_what_to_use():
         "--model was mlp and is cnn. Leave out what differs (the run's own flags are then taken), or use another "
         "--run_dir."
     )
+
+
+def test_flags_that_do_not_fit_a_run_are_refused_before_its_model_is_built(tmp_path, emulator_dir):
+    def planned(*words):
+        cfg = train_flags.parse(["--dataset=synthetic", "--image_size=28", f"--run_dir={tmp_path / 'run'}", *words])
+        return cfg, plan.plan_run(cfg, lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size))
+
+    def write_state(prefix):
+        prefix.with_name(f"{prefix.name}.index").write_bytes(b"weights")
+
+    store = checkpoints.Store(tmp_path / "run" / "checkpoints", 1, lambda _: None)
+    store.folder.mkdir(parents=True)
+    (tmp_path / "run" / "run.flags").touch()
+    store.save(checks.manifest_at(8, *planned("--model=mlp"), EMULATOR, (), datetime(2026, 11, 17)), write_state)
+    preflight.check(*planned("--model=mlp", "--learning_rate=0.5"))
+    for words in (["--model=cnn"], ["--model=cnn", "--evaluate"]):
+        with pytest.raises(cli.UsageError) as caught:
+            preflight.check(*planned(*words))
+        assert str(caught.value).startswith(f"{store.folder}/step-00000008 does not fit: --model was mlp and is cnn"), (
+            words
+        )
