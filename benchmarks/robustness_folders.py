@@ -44,7 +44,12 @@ class State:
         self.original, self.case, self.outside = top / "original", top / "case", top / "outside"
         self.outside.write_text("precious")
         self.resumed = set()  # of so many cases in a row, the first that can be resumed is
-        train(self.original, STEPS)
+        trained = options.out / "folders-run"  # for all parts of the campaign
+        if not trained.exists():
+            train(self.original, STEPS)
+            shutil.copytree(self.original, trained)
+        shutil.rmtree(self.original, ignore_errors=True)
+        shutil.copytree(trained, self.original)
         self.digest = digest(self.original)
         # As if it had been killed before its last checkpoint: what a resumed run must repeat.
         shutil.rmtree(self.original / "checkpoints" / f"step-{STEPS:08d}")

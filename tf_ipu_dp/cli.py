@@ -88,7 +88,7 @@ def run(program: str, body: Callable[[], int], stderr: Optional[TextIO]) -> int:
         # Paths are looked at in many places, and what a user may not enter is not a bug anywhere.
         if error.filename is not None and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM):
             path = os.fsdecode(error.filename)
-            sentence = f"{error.strerror}: {path if len(path) < _MAX_FILE_NAME else shorten(path)}."
+            sentence = f"{path if len(path) < _MAX_FILE_NAME else shorten(path)} cannot be used: {error.strerror}."
             stderr.write(render_problems(program, [sentence], _width_of_messages(stderr)))
             return 1
         if error.errno not in (errno.ENOSPC, errno.EIO):

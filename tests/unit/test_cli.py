@@ -233,7 +233,7 @@ def test_a_path_that_may_not_be_entered_is_a_sentence(tmp_path):
         stderr = io.StringIO()
         word = f"--{flag}={path}" + ("" if name else ":make")
         assert cli.run("train", lambda word=word: look([word]), stderr) == 1
-        assert stderr.getvalue() == f"train: Permission denied: {path / name if name else path}.\n"
+        assert stderr.getvalue() == f"train: {path / name if name else path} cannot be used: Permission denied.\n"
 
 
 @pytest.mark.parametrize("flag", ["run_dir", "data_dir", "init_from", "dataset", "model"])
