@@ -199,7 +199,7 @@ class TaskScorer:
         found = {}
         for metric in self._probe.compiled_metrics.metrics:  # type: ignore[union-attr]
             for state in metric.weights:
-                summed = world.sum_over_instances(np.asarray(state, np.float64).reshape(-1).tolist())
+                summed = world.sum_over_instances(np.asarray(state.numpy(), np.float64).reshape(-1).tolist())
                 state.assign(tf.cast(tf.reshape(summed, state.shape), state.dtype))
             result: Any = np.asarray(metric.result(), np.float64)
             found[metric.name] = records.finite(float(result)) if not result.ndim else None
