@@ -27,20 +27,25 @@ def train(
     train_here: Callable[[TrainConfig, Sequence[Any]], RunResult],
     model: Any,
     data: Any,
-    callbacks: Sequence[Any],
+    callbacks: Any,
     flags: Mapping[str, Any],
 ) -> RunResult:
     """Trains with the flags of a call: in this process, or as several instances. `train_here` does the former."""
     user_code.require_not_loading()
     words = _words(model, data, flags)
+    if isinstance(callbacks, str) or (callable(callbacks) and not isinstance(callbacks, Sequence)):
+        words.append(cli.flag_text("callbacks", user_code.refer_to(callbacks, "callbacks")))
+        callbacks = ()
+    elif not isinstance(callbacks, Sequence):
+        callbacks = [callbacks]
     cfg = saved_flags.complete(words).config
     _refuse_modes(cfg)
     if (cfg.instances or 1) == 1:
         return train_here(cfg, callbacks)
     if callbacks:
         raise cli.UsageError(
-            f"instances={cfg.instances} starts other processes, which do not have these callbacks. Leave callbacks or "
-            "instances out."
+            f"instances={cfg.instances} starts other processes, which do not have these callbacks. Give the function "
+            "of a file that makes them, like callbacks=make_callbacks or callbacks='FILE.py:function'."
         )
     _refuse_objects(cfg)
     return _launch(words)
@@ -89,7 +94,7 @@ def _refuse_modes(cfg: TrainConfig) -> None:
 def _refuse_objects(cfg: TrainConfig) -> None:
     for name, reference in cfg.own_code.items():
         if user_code.is_only_in_this_process(reference):
-            what = "model" if name == "model" else "data"
+            what = "data" if name == "dataset" else name
             raise cli.UsageError(
                 f"instances={cfg.instances} starts other processes, which cannot load what {what} is here. Put the "
                 f"function into a file, and give {what}='FILE.py:function'."

@@ -20,6 +20,7 @@ class Task:
     loss: Any = None
     metrics: Any = None
     loss_weights: Any = None
+    weighted_metrics: Any = None  # as `metrics`, but they count each sample by its weight, where the data has weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Data:
     """Training and validation data: what a function of --dataset returns if a pair of pairs does not say enough.
 
     `train` and `validation` are pairs (inputs, targets) of arrays, or of dictionaries or tuples of arrays, or
-    tf.data datasets of single samples (inputs, targets). Without a validation, a seeded share of the training
+    tf.data datasets of single samples (inputs, targets). A third member is the weights of the samples, one number
+    each: the loss is the mean of the weighted losses, as in Keras. Without a validation, a seeded share of the training
     arrays is held out (--validation_split). `train_samples` and `validation_samples` are the lengths of datasets
     that do not know theirs. `facts` are further values that the function of --model can ask for by name, such as the
     size of a vocabulary: numbers, texts, and lists of these.

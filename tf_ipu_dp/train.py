@@ -319,14 +319,13 @@ def start(words: Sequence[str]) -> NoReturn:
 class _CallableModule(types.ModuleType):
     """Makes `tf_ipu_dp.train(...)` train, although `tf_ipu_dp.train` is also the module of the command."""
 
-    def __call__(
-        self, model: Any = None, data: Any = None, *, callbacks: Sequence[Any] = (), **flags: Any
-    ) -> RunResult:
+    def __call__(self, model: Any = None, data: Any = None, *, callbacks: Any = (), **flags: Any) -> RunResult:
         """Trains, and returns the result: `tf_ipu_dp.train(model=build, data=load, ipus=8, epochs=5)`.
 
         Keywords are the flags. `model` is a function (or the value of --model), `data` is a function, arrays, a
         `tf_ipu_dp.Data` (or the value of --dataset). A mistake is a `tf_ipu_dp.UsageError` with the sentence that the
-        command would print. `callbacks` are Keras callbacks.
+        command would print. `callbacks` are Keras callbacks, or the function that returns them (or the value of
+        --callbacks), which several instances need.
         """
         return python_calls.train(train_here, model, data, callbacks, flags)
 

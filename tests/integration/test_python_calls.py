@@ -11,24 +11,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_program_trains_several_times_and_goes_on(tmp_path):
-    shutil.copy(ROOT / "tests/programs/own/calls.py", tmp_path)
-    shutil.copy(ROOT / "examples/table/houses.py", tmp_path)
+def run_program(folder, name, *others):
+    """Runs a program of tests/programs/own, with other files beside it; it asserts what it is for."""
+    for path in (f"tests/programs/own/{name}", *others):
+        shutil.copy(ROOT / path, folder)
     done = subprocess.run(
-        [sys.executable, "calls.py"], cwd=tmp_path, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
+        [sys.executable, name], cwd=folder, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_program_trains_several_times_and_goes_on(tmp_path):
+    run_program(tmp_path, "calls.py", "examples/table/houses.py", "tests/programs/own/watchers.py")
 
 
 def test_models_of_every_kind_predict_the_same_from_checkpoint_export_and_python(tmp_path):
-    for name in ("predictions.py", "kinds.py"):
-        shutil.copy(ROOT / "tests/programs/own" / name, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "predictions.py"], cwd=tmp_path, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_program(tmp_path, "predictions.py", "tests/programs/own/kinds.py")
+
+
+def test_weights_of_samples_count_in_the_update_the_loss_and_weighted_metrics(tmp_path):
+    run_program(tmp_path, "weights.py")
 
 
 def test_importing_the_package_imports_nothing_heavy():

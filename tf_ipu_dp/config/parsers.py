@@ -102,6 +102,21 @@ class ModelParser(flags.EnumParser):  # type: ignore[misc, unused-ignore]
         raise ValueError("it is none of the models")
 
 
+class ReferenceParser(_BaseParser):
+    """References to functions of users: FILE.py:function or package.module:function."""
+
+    kind = "function"
+    syntactic_help = "a function of a file or module, like FILE.py:function or package.module:function"
+    placeholder = "FILE.py:function"
+
+    def parse(self, argument: Any) -> str:
+        """Returns the reference."""
+        text = str(argument).strip()
+        if not user_code.is_reference(text):
+            raise ValueError("it does not name a function of a file or module, like FILE.py:function")
+        return text
+
+
 class DatasetNameParser(_BaseParser):
     """Names of data sets, as tensorflow-datasets writes them: `set`, `set/config`, `set:1.2.3`; functions; paths."""
 

@@ -95,6 +95,7 @@ class TrainConfig(RecipeFlags):
     stall_timeout: TimeSpan
     sdk: str
     executable_cache: Optional[str]
+    callbacks: Optional[str]
     track: Optional[Tuple[str, ...]]
     json: bool
     dry_run: bool
@@ -115,6 +116,11 @@ class TrainConfig(RecipeFlags):
     @property
     def own_code(self) -> Dict[str, str]:
         """The functions of the user that the flags name, by the flag."""
+        return {**self.planned_code, **({"callbacks": self.callbacks} if self.callbacks else {})}
+
+    @property
+    def planned_code(self) -> Dict[str, str]:
+        """Those of them that the plan depends on."""
         named = {"model": self.model, "dataset": self.dataset}
         return {name: text for name, text in named.items() if user_code.is_reference(text)}
 
@@ -336,6 +342,9 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
              "auto takes the Poplar SDK if it is enabled and finds an IPU."),
         Flag("executable_cache", None, parsers.PathParser(), Effect.RUN,
              "Folder in which the Poplar SDK keeps compiled programs.", "none", per_instance=True),
+        Flag("callbacks", None, parsers.ReferenceParser(), Effect.RUN,
+             "Function that returns Keras callbacks, as FILE.py:function or package.module:function. They are called "
+             "on the leader, after every execution and epoch.", "none", kept_for_evaluation=False),
         Flag("track", None, parsers.TrackersParser(), Effect.RUN,
              f"Trackers that get the run's flags and records, too: {cli.alternatives(TRACKERS)}, or several, separated "
              "by commas. Offline unless their own variables say otherwise.", "none"),

@@ -44,21 +44,21 @@ def find(
     Without `may_load` no code of users is run: what is not in the cache is a UsageError.
     """
     own_path = is_own_path(cfg)
-    if not cfg.own_code and not own_path:
+    if not cfg.planned_code and not own_path:
         return lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     cfg = dataclasses.replace(cfg, norm=cfg.norm_for(stages or cfg.requested_stages or 1))
     if own_path:
         own_paths.require_known(cli.expand_path(cfg.dataset), cfg.dataset)
-    if learn_here and any(map(user_code.is_of_this_program, cfg.own_code.values())):
+    if learn_here and any(map(user_code.is_of_this_program, cfg.planned_code.values())):
         return learn_here(cfg)
     found = _read(_cache_path(cfg, own_path))
     if not found:
         if not may_load:
-            what = cli.alternatives(cfg.own_code.values()) or cfg.dataset
+            what = cli.alternatives(cfg.planned_code.values()) or cfg.dataset
             raise cli.UsageError(f"{what} has not been planned here yet.")
         found = _learn(cfg)
         keep(cfg, found)
-    if own_path or "dataset" in cfg.own_code:
+    if own_path or "dataset" in cfg.planned_code:
         return found
     named = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
     return dataclasses.replace(named, own_model=found.own_model)
@@ -100,7 +100,7 @@ def from_json(value: Mapping[str, Any]) -> DatasetInfo:
 
 def _learn(cfg: TrainConfig) -> DatasetInfo:
     """Lets a process of its own run the user's code, and returns what it reports."""
-    named = [*cfg.own_code.values(), *([cfg.dataset] if is_own_path(cfg) else [])]
+    named = [*cfg.planned_code.values(), *([cfg.dataset] if is_own_path(cfg) else [])]
     what = cli.alternatives(named).replace(" or ", " and ")
     print(f"reading {what}, once: what is learned is kept for the next plan...", file=sys.stderr, flush=True)
     words = [cli.flag_text(name, getattr(cfg, name)) for name in LEARNED_BY if getattr(cfg, name) is not None]
@@ -119,13 +119,13 @@ def _learn(cfg: TrainConfig) -> DatasetInfo:
 
 def _cache_path(cfg: TrainConfig, own_path: bool) -> Path:
     parts: List[Any] = [__version__, [cli.typed(getattr(cfg, name)) for name in LEARNED_BY]]
-    parts += [user_code.code_digest(reference) for reference in cfg.own_code.values()]
+    parts += [user_code.code_digest(reference) for reference in cfg.planned_code.values()]
     if own_path:
         path = cli.expand_path(cfg.dataset).resolve()
         parts += [str(path), own_paths.content_key(path)]
     elif not user_code.is_reference(cfg.dataset):
         parts.append(repr(lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)))
-    parts += [str(user_code.source_file(reference)) for reference in cfg.own_code.values()]
+    parts += [str(user_code.source_file(reference)) for reference in cfg.planned_code.values()]
     parts.append(str(Path.cwd()))  # functions may read files from here
     name = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
     root = os.environ.get("XDG_CACHE_HOME") or str(cli.expand_path("~/.cache"))

@@ -147,6 +147,7 @@ def _describe_prepared(name: str, prepared: Prepared, known: Optional[DatasetInf
         # Shifting or mirroring could change the class of an unknown set's small images.
         augment="none" if fixed else "imagenet",
         class_names=prepared.class_names,
+        taken_for="a set of tensorflow-datasets" if is_prepared_folder(name) else "",
     )
     if known and known.channels == facts.channels:
         facts = dataclasses.replace(facts, mean=known.mean, deviation=known.deviation, augment=known.augment)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from typing import Any, Callable, Dict, List, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -35,7 +35,7 @@ class IndexedSplit:
     def make_training(
         self, shard: TrainingShard, seed: int, augment: str, normalise: Any, threads: Dict[str, Any]
     ) -> Any:
-        """Returns the micro batches (inputs, targets) of a shard."""
+        """Returns the micro batches (inputs, targets) of a shard, with weights as a third member if there are any."""
         size = shard.run.batch.micro_batch_size
         counts = {shard.micro_batches_in(epoch) for epoch in shard.epochs}
         group = _micro_batches_per_call(functools.reduce(math.gcd, counts), size, normalise.sample_bytes)
@@ -53,7 +53,7 @@ class IndexedSplit:
             return tf.data.Dataset.from_tensor_slices((samples, random))
 
         @_without_autograph
-        def prepare(samples: Any, random: Any) -> Tuple[Any, Any]:
+        def prepare(samples: Any, random: Any) -> Tuple[Any, ...]:
             return _split_into_micro_batches(self._gather_for_training(samples, random, augment, normalise), group)
 
         groups = tf.data.Dataset.range(shard.epochs.start, shard.epochs.stop).flat_map(list_groups)
@@ -68,12 +68,12 @@ class IndexedSplit:
         samples[: len(part)] = part
 
         @_without_autograph
-        def prepare(samples: Any) -> Tuple[Any, Any]:
+        def prepare(samples: Any) -> Tuple[Any, ...]:
             return _split_into_micro_batches(self._gather_for_validation(samples, normalise), group)
 
         return tf.data.Dataset.from_tensor_slices(samples.reshape(-1, group * size)).map(prepare, **threads).unbatch()
 
-    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, ...]:
         raise NotImplementedError
 
     def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
@@ -86,27 +86,33 @@ class InMemorySplit(IndexedSplit):
 
     images: Any  # uint8 [rows, height, width, channels]
     labels: Any  # int32 [rows]
+    weights: Optional[Any] = None  # float32 [rows]
 
     @classmethod
-    def from_arrays(cls, images: Any, labels: Any) -> InMemorySplit:
+    def from_arrays(cls, images: Any, labels: Any, weights: Optional[Any] = None) -> InMemorySplit:
         """Returns a split with copies of the arrays, which can be freed; constants would keep them alive."""
-        return cls(tf.identity(images), tf.identity(labels.astype(np.int32)))
+        kept = None if weights is None else tf.identity(weights)
+        return cls(tf.identity(images), tf.identity(labels.astype(np.int32)), kept)
 
     def read_targets(self, part: range) -> Any:
         """Returns the labels of a range of samples."""
         rows = np.arange(part.start, part.stop, dtype=np.int32) % self.labels.shape[0]
         return tf.gather(self.labels, rows).numpy()
 
+    def read_weights(self, part: range) -> Optional[Any]:
+        """Returns the weights of a range of samples; None if they have none."""
+        return None if self.weights is None else self.weights[part.start : part.stop].numpy()
+
     def checksum(self, total: int) -> int:
         """Returns a checksum of the samples, continued from another."""
-        for tensor in (self.images, self.labels):
+        for tensor in (self.images, self.labels, *_present(self.weights)):
             total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
         return total
 
-    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, ...]:
         images, labels = self._gather(samples)
         images = augment_batch(images, random, augment, normalise.height, normalise.width)
-        return normalise(images), labels
+        return (normalise(images), labels, *(tf.gather(each, samples) for each in _present(self.weights)))
 
     def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
         images, labels = self._gather(tf.maximum(samples, 0))
@@ -124,27 +130,32 @@ class ArraySplit(IndexedSplit):
 
     inputs: Any
     targets: Any
+    weights: Optional[Any] = None
 
     @classmethod
-    def from_arrays(cls, inputs: Any, targets: Any) -> ArraySplit:
+    def from_arrays(cls, inputs: Any, targets: Any, weights: Optional[Any] = None) -> ArraySplit:
         """Returns a split with copies of the arrays, all of which have the same number of rows."""
         inputs, targets = (tf.nest.map_structure(tf.identity, each) for each in (inputs, targets))
-        return cls(inputs, targets)
+        return cls(inputs, targets, None if weights is None else tf.identity(weights))
 
     def read_targets(self, part: range) -> Any:
         """Returns the targets of a range of samples, in their structure."""
         return tf.nest.map_structure(lambda tensor: tensor[part.start : part.stop].numpy(), self.targets)
 
+    def read_weights(self, part: range) -> Optional[Any]:
+        """Returns the weights of a range of samples; None if they have none."""
+        return None if self.weights is None else self.weights[part.start : part.stop].numpy()
+
     def checksum(self, total: int) -> int:
         """Returns a checksum of the samples, continued from another."""
-        for tensor in tf.nest.flatten((self.inputs, self.targets)):
+        for tensor in tf.nest.flatten((self.inputs, self.targets, *_present(self.weights))):
             total = zlib.crc32(np.ascontiguousarray(tensor).data, total)
         return total
 
-    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, Any]:
+    def _gather_for_training(self, samples: Any, random: Any, augment: str, normalise: Any) -> Tuple[Any, ...]:
         del random, augment
         inputs, targets = self._gather(samples)
-        return normalise(inputs), targets
+        return (normalise(inputs), targets, *(tf.gather(each, samples) for each in _present(self.weights)))
 
     def _gather_for_validation(self, samples: Any, normalise: Any) -> Tuple[Any, Any]:
         def clear(tensor: Any) -> Any:
@@ -180,8 +191,12 @@ def _micro_batches_per_call(count: int, size: int, sample_bytes: int) -> int:
     return max(n for n in range(1, max(samples // size, 1) + 1) if count % n == 0)
 
 
-def _split_into_micro_batches(batch: Tuple[Any, Any], group: int) -> Tuple[Any, Any]:
-    inputs, targets = tf.nest.map_structure(
+def _split_into_micro_batches(batch: Tuple[Any, ...], group: int) -> Tuple[Any, ...]:
+    divided: Tuple[Any, ...] = tf.nest.map_structure(
         lambda tensor: tf.reshape(tensor, [group, tensor.shape[0] // group, *tensor.shape[1:]]), batch
     )
-    return inputs, targets
+    return divided
+
+
+def _present(weights: Optional[Any]) -> Tuple[Any, ...]:
+    return () if weights is None else (weights,)

@@ -8,7 +8,7 @@ augmented. All other arrays reach the model as they are, in the types that IPUs 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +27,7 @@ _EXPECTED = (
     "It returns ((inputs, targets), (validation inputs, validation targets)) of arrays, tf_ipu_dp.Data(...), or two "
     "tf.data datasets of single samples."
 )
+_NAMED_CLASSES = 3  # of those without samples; the others are counted
 _Split = Union[InMemorySplit, ArraySplit, StreamSplit]
 
 
@@ -59,7 +60,7 @@ def _as_data(returned: Any, name: str) -> Data:
     if isinstance(returned, Data):
         return returned
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        if all(isinstance(part, (tuple, list)) and len(part) == 2 for part in returned):
+        if all(isinstance(part, (tuple, list)) and len(part) in (2, 3) for part in returned):
             return Data(*returned)
         if all(isinstance(part, tf.data.Dataset) for part in returned):
             return Data(*returned)
@@ -97,8 +98,8 @@ class _Reader:
             self._refuse("has arrays to train on and a stream for validation. Use the same for both")
         else:
             validation = self._arrays("validation", data.validation)
-        described = [_describe(each) for each in train]
-        for part, before, now in zip(("inputs", "targets"), described, (_describe(each) for each in validation)):
+        described = [_describe(each) for each in train[:2]]
+        for part, before, now in zip(("inputs", "targets"), described, (_describe(each) for each in validation[:2])):
             if before != now:
                 self._refuse(f"has {part} of {before} for training, but of {now} for validation")
         classes = self._count_classes(train[1], validation[1])
@@ -106,10 +107,17 @@ class _Reader:
         if classes and _is_images(train[0]):
             return self._read_images(train, validation, classes, counts, taken_for)
         if classes:
-            train, validation = ((each[0], np.reshape(each[1], [-1])) for each in (train, validation))
-        inputs, targets = (_describe(each) for each in train)
-        facts = self._facts(counts, classes, inputs=inputs, targets=None if classes else targets)
+            train, validation = ((each[0], np.reshape(each[1], [-1]), each[2]) for each in (train, validation))
+        inputs, targets = (_describe(each) for each in train[:2])
+        facts = self._facts(
+            counts,
+            classes,
+            inputs=inputs,
+            targets=None if classes else targets,
+            weighted=_has_weights(train, validation),
+        )
         taken_for = taken_for or f"arrays, {inputs} to {f'{classes} classes' if classes else targets}"
+        taken_for += _describe_more(train, facts)
         return OwnData(
             dataclasses.replace(facts, taken_for=taken_for),
             ArraySplit.from_arrays(*train),
@@ -124,17 +132,18 @@ class _Reader:
         size = self._cfg.image_size
         mean, deviation = lookup.typical_statistics(channels)
         facts = dataclasses.replace(
-            self._facts(counts, classes),
+            self._facts(counts, classes, weighted=_has_weights(train, validation)),
             height=size or height,
             width=size or width,
             channels=channels,
             mean=mean,
             deviation=deviation,
-            taken_for=taken_for or f"images of {height} x {width} x {channels} in {classes} classes",
         )
+        taken_for = taken_for or f"images of {height} x {width} x {channels} in {classes} classes"
+        facts = dataclasses.replace(facts, taken_for=taken_for + _describe_more(train, facts))
         splits = [
-            InMemorySplit.from_arrays(_resized(each, facts), np.reshape(labels, [-1]))
-            for each, labels in zip(images, (train[1], validation[1]))
+            InMemorySplit.from_arrays(_resized(each, facts), np.reshape(part[1], [-1]), part[2])
+            for each, part in zip(images, (train, validation))
         ]
         return OwnData(facts, *splits)
 
@@ -146,6 +155,7 @@ class _Reader:
         inputs: Optional[Structure] = None,
         targets: Optional[Structure] = None,
         streamed: bool = False,
+        weighted: bool = False,
     ) -> DatasetInfo:
         names = tuple(map(str, self._data.class_names))
         if names and len(names) != classes:
@@ -155,23 +165,32 @@ class _Reader:
             self._refuse("has facts that are not numbers, texts or lists of these")
         return DatasetInfo(
             self._name, *counts, 0, 0, 0, classes, streamed=streamed, origin=OWN, class_names=names,
-            inputs=inputs, targets=targets, given=tuple(sorted(given.items())),
+            inputs=inputs, targets=targets, given=tuple(sorted(given.items())), weighted=weighted,
         )  # fmt: skip
 
-    def _arrays(self, part: str, pair: Any) -> Tuple[Any, Any]:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+    def _arrays(self, part: str, pair: Any) -> Tuple[Any, Any, Any]:
+        """Returns inputs, targets and weights, which are None if there are none."""
+        if not isinstance(pair, (tuple, list)) or len(pair) not in (2, 3):
             raise cli.UsageError(
                 f"--dataset={self._name} returned {describe_value(pair)} for {part}. It is a pair (inputs, targets) of "
-                "arrays, or of dictionaries or tuples of them."
+                "arrays, or of dictionaries or tuples of them; the weights of the samples can be the third."
             )
-        names = [f"the {part} {what}" for what in ("inputs", "targets")]
-        inputs, targets = (self._normalise(what, each) for what, each in zip(names, pair))
-        counts = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten((inputs, targets))})
+        names = [f"the {part} {what}" for what in ("inputs", "targets", "weights")]
+        inputs, targets, *others = (self._normalise(what, each) for what, each in zip(names, pair))
+        weights = self._weights(names[2], others[0]) if others else None
+        counts = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten((inputs, targets, *others))})
         if len(counts) > 1:
             self._refuse(f"has arrays of {cli.alternatives(counts)} samples for {part}; all need the same number")
         if not counts or not counts[0]:
             self._refuse(f"has no samples for {part}")
-        return inputs, targets
+        return inputs, targets, weights
+
+    def _weights(self, what: str, given: Any) -> Any:
+        if not isinstance(given, np.ndarray) or given.ndim != 1:
+            self._refuse(f"has {_describe(given)} for each sample in {what}; a weight is one number")
+        if given.size and given.min() < 0:
+            self._refuse(f"has {given.min():g} among {what}; a weight is 0 or more")
+        return given.astype(np.float32, copy=False)
 
     def _normalise(self, what: str, value: Any) -> Any:
         """Returns arrays of the types that IPUs have, in the structure that they came in."""
@@ -217,7 +236,7 @@ class _Reader:
             self._refuse(f"has the label {wrong} among labels that are 0 to {classes - 1} for {classes} classes")
         return int(classes)
 
-    def _hold_out(self, train: Tuple[Any, Any]) -> Tuple[Any, Any]:
+    def _hold_out(self, train: Tuple[Any, Any, Any]) -> Tuple[Any, Any]:
         rows, share = _rows(train[0]), self._cfg.validation_split
         count = round(rows * share)
         if not 0 < count < rows:
@@ -227,7 +246,10 @@ class _Reader:
             )
         order = held_out_order(rows, self._cfg.seed)
         chosen = (np.sort(order[count:]), np.sort(order[:count]))
-        kept, held = (tf.nest.map_structure(lambda each, which=which: each[which], train) for which in chosen)
+        kept, held = (
+            tf.nest.map_structure(lambda each, which=which: None if each is None else each[which], train)
+            for which in chosen
+        )
         return kept, held
 
     def _read_streams(self) -> OwnData:
@@ -236,13 +258,16 @@ class _Reader:
             self._refuse("streams training samples, but has no stream for validation. Return two tf.data datasets")
         counts: List[int] = []
         structures: List[Any] = []
+        weighted = False
         for part, stream, length in (
             ("training", data.train, data.train_samples),
             ("validation", data.validation, data.validation_samples),
         ):
             spec = stream.element_spec
-            if not isinstance(spec, tuple) or len(spec) != 2:
-                self._refuse(f"streams {part} elements that are not pairs (inputs, targets)")
+            if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+                self._refuse(f"streams {part} elements that are not pairs (inputs, targets), or these with a weight")
+            if len(spec) == 3 and not (hasattr(spec[2], "shape") and spec[2].shape == [] and spec[2].dtype.is_floating):
+                self._refuse(f"streams {part} samples whose third member is not a weight, one floating-point number")
             if not all(each.shape.is_fully_defined() for each in tf.nest.flatten(spec)):
                 self._refuse(f"streams {part} samples whose shapes differ; all samples need the same shape")
             known = length if length is not None else int(stream.cardinality())
@@ -252,7 +277,8 @@ class _Reader:
                     f"{'train' if part == 'training' else part}_samples=N)"
                 )
             counts.append(int(known))
-            structures.append(tuple(_describe_spec(each) for each in spec))
+            structures.append(tuple(_describe_spec(each) for each in spec[:2]))
+            weighted |= len(spec) == 3
         if structures[0] != structures[1]:
             self._refuse("streams samples of other shapes or types for validation than for training")
         inputs, targets = structures[0]
@@ -261,10 +287,13 @@ class _Reader:
         if classes and not is_labels:
             self._refuse(f"has {classes} classes, but targets of {targets}: class numbers are whole numbers")
         facts = self._facts(
-            (counts[0], counts[1]), classes, inputs=inputs, targets=None if classes else targets, streamed=True
-        )
-        facts = dataclasses.replace(facts, taken_for=f"a stream, {inputs} to {targets}")
-        return OwnData(facts, StreamSplit(_cast(data.train), counts[0]), StreamSplit(_cast(data.validation), counts[1]))
+            (counts[0], counts[1]), classes, inputs=inputs, targets=None if classes else targets, streamed=True,
+            weighted=weighted,
+        )  # fmt: skip
+        about = f"a stream, {inputs} to {targets}{', weighted' if weighted else ''}"
+        facts = dataclasses.replace(facts, taken_for=about)
+        streams = zip((data.train, data.validation), counts)
+        return OwnData(facts, *(StreamSplit(_cast(each), count, self._name, classes) for each, count in streams))
 
     def _refuse(self, what: str) -> NoReturn:
         raise cli.UsageError(f"--dataset={self._name} {what}.")
@@ -273,6 +302,23 @@ class _Reader:
 def held_out_order(rows: int, seed: int) -> Any:
     """Returns the order in which samples are held out for validation; the same on every host."""
     return np.random.RandomState([seed, 0x7E57]).permutation(rows)
+
+
+def _has_weights(train: Any, validation: Any) -> bool:
+    return train[2] is not None or validation[2] is not None
+
+
+def _describe_more(train: Any, facts: DatasetInfo) -> str:
+    """Returns what the line about own data adds: weights, and classes of which nothing can be learned."""
+    words = ", weighted" if facts.weighted else ""
+    if facts.classes:
+        empty = np.flatnonzero(np.bincount(np.reshape(train[1], [-1]), minlength=facts.classes) == 0).tolist()
+        names = [facts.class_names[each] if facts.class_names else str(each) for each in empty[:_NAMED_CLASSES]]
+        more = f" and {len(empty) - len(names):,} more" if len(empty) > len(names) else ""
+        if empty:
+            what = "class" if len(empty) == 1 else "classes"
+            words += f", without training samples of the {what} {', '.join(names)}{more}"
+    return words
 
 
 def _is_images(inputs: Any) -> bool:
@@ -335,8 +381,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def class_counts(labels: Sequence[int], classes: int) -> Any:
-    """Returns how many samples each class has."""
-    return np.bincount(np.asarray(labels, np.int64).reshape(-1), minlength=classes)

@@ -90,8 +90,8 @@ def make_training(  # noqa: PLR0913
 ) -> Any:
     """Returns the micro batches (inputs, targets) of one instance for some updates, the last one exclusive.
 
-    Updates are counted from the start of the run. `deterministic` matters to streamed sets only; those in memory are
-    always in order.
+    Weights of the samples are a third member, where there are any. Updates are counted from the start of the run.
+    `deterministic` matters to streamed sets only; those in memory are always in order.
     """
     augment = source.facts.augment if augment == "auto" else augment
     shard = TrainingShard(run, instance, first_update, last_update)
@@ -120,6 +120,11 @@ def targets_of_validation(source: Source, run: RunPlan, instance: int) -> Any:
     They belong to the first predictions made for `make_validation`.
     """
     return source.validation.read_targets(run.validation.shard(instance))
+
+
+def weights_of_validation(source: Source, run: RunPlan, instance: int) -> Optional[Any]:
+    """Returns the weights of an instance's part of the validation, without padding; None if it has none."""
+    return source.validation.read_weights(run.validation.shard(instance))
 
 
 def fingerprint(source: Source) -> str:

@@ -98,6 +98,10 @@ class TFRecordSplit:
             self._labels[part] = np.concatenate([np.zeros([0], np.int32), *[batch.numpy() for batch in dataset]])
         return self._labels[part]
 
+    def read_weights(self, part: range) -> None:
+        """Returns None: the samples of tensorflow-datasets have no weights."""
+        del part
+
     def checksum(self, total: int) -> int:
         """Returns a checksum of the names and sizes of the files, continued from another."""
         info = self.splits[self.split]

@@ -413,7 +413,9 @@ def _examine_epochs(
     duration = config.epochs
     full, last = divmod(duration.count, updates) if duration.unit == "steps" else (duration.count, 0)
     iterations = config.device_iterations
-    if iterations is None:
+    if iterations is None and config.callbacks:
+        iterations = 1  # the user's callbacks are called between executions: after each update
+    elif iterations is None:
         periods = (updates if full else 0, last, config.checkpoint_every or 0, config.log_every or 0, *resumable)
         macs = found.model.architecture.macs if found.model else 0
         iterations = choose_device_iterations(macs, size // topology.instances, updates if full else last, periods)

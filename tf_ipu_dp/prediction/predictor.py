@@ -6,6 +6,7 @@ Uses the SDK's API only, as training does. An export is loaded as a TensorFlow g
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, cast
 
@@ -26,6 +27,7 @@ from tf_ipu_dp.training import checks, models, own_models, session
 # Micro batches of a replica in one execution of an export.
 _MAX_STEPS = 64
 _SIGNATURE = "serving_default"
+_NUMBER = re.compile(r"(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +136,10 @@ def load_export(path: Path) -> Any:
         function = loaded.signatures[_SIGNATURE]
     except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
         raise cli.UsageError(f"{path} is not an export that can be loaded ({cli.first_line(str(error))}).") from error
-    inputs = {
-        name: tf.keras.Input(spec.shape[1:], dtype=spec.dtype, name=name)
-        for name, spec in function.structured_input_signature[1].items()
-    }
+    signature = function.structured_input_signature[1]
+    # In the order of their numbers: earlier releases of TensorFlow return them in any.
+    names = sorted(signature, key=lambda name: [int(part) if part.isdigit() else part for part in _NUMBER.split(name)])
+    inputs = {name: tf.keras.Input(signature[name].shape[1:], dtype=signature[name].dtype, name=name) for name in names}
     outputs = _Exported(loaded, function, tuple(inputs))(list(inputs.values()))
     return tf.keras.Model(list(inputs.values()), outputs)
 

@@ -224,12 +224,15 @@ def _require_same_own(
         )
 
 
+_SAME = {"model": "; the layers are the same", "dataset": "; the shapes are the same"}
+
+
 def changed_code(found: checkpoints.Checkpoint, cfg: TrainConfig) -> List[str]:
     """Returns a sentence for each file of the user that is not what it was when a checkpoint was saved."""
     now = own_code(cfg)
     return [
-        f"The code of --{name}={cfg.own_code[name]} has changed since step {found.manifest.step:,} was saved; the "
-        f"{'layers' if name == 'model' else 'shapes'} are the same."
+        f"The code of --{name}={cfg.own_code[name]} has changed since step {found.manifest.step:,} was saved"
+        f"{_SAME.get(name, '')}."
         for name, digest in found.manifest.code.items()
         if name in now and now[name] != digest
     ]

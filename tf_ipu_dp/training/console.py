@@ -1,13 +1,14 @@
-"""What a run prints while it works: progress bars on a terminal, plain lines in a file. No TensorFlow."""
+"""What a run prints while it works: bars on a terminal and in a notebook, plain lines in a file. No TensorFlow."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import threading
 import time
-from typing import Any, Iterator, Mapping, Optional, TextIO, Union
+from typing import Any, Dict, Iterator, Mapping, Optional, TextIO, Union
 
 from tf_ipu_dp import cli, terminal_text
 
@@ -20,6 +21,7 @@ _BARS = (
     "{desc} {n_fmt}/{total_fmt} [{remaining}{postfix}]",
 )
 _LEAST_BAR = "###"
+_NOTEBOOK_S = 0.5  # between two states of a bar in a notebook, each of which is a message to the browser
 
 
 def make_result_console(stdout: TextIO, instance: int, environ: Mapping[str, str]) -> Console:
@@ -42,6 +44,11 @@ def _reports_size(stream: Union[TextIO, _LaunchersTerminal]) -> bool:
         return all(os.get_terminal_size(stream.fileno()))
     except (OSError, ValueError):
         return True
+
+
+def _is_of_notebook(stream: Any) -> bool:
+    """Whether what is written to a stream is shown below the cell of a notebook."""
+    return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 class _LaunchersTerminal:
@@ -102,6 +109,7 @@ class Console:
     def __init__(self, stream: Union[TextIO, _LaunchersTerminal], *, quiet: bool = False) -> None:
         self._stream, self._shown = _SafeStream(stream), stream
         self._terminal = stream.isatty() and _reports_size(stream)
+        self._notebook = not self._terminal and _is_of_notebook(stream)
         self._quiet = quiet
         self.colour = self._terminal and cli.shows_colour(stream, os.environ)
         self._bar: Optional[Any] = None
@@ -154,14 +162,23 @@ class Console:
 
     def begin_epoch(self, number: int, updates: int, done: int) -> None:
         """Starts the bar of an epoch (counted from 1), of which some updates may already be done."""
-        if self._quiet or not self._terminal:
+        if self._quiet or not (self._terminal or self._notebook):
+            return
+        bar: Dict[str, Any] = {"desc": f"Epoch {number}", "total": updates, "initial": done}
+        if self._notebook and importlib.util.find_spec("ipywidgets"):
+            from tqdm.notebook import tqdm as widget
+
+            self._bar = widget(**bar, mininterval=_NOTEBOOK_S)
             return
         from tqdm import tqdm
 
-        self._bar = tqdm(
-            desc=f"Epoch {number}", total=updates, initial=done, file=self._stream, dynamic_ncols=True, mininterval=0.1,
-            bar_format=_BARS[0], unit="step", ascii=not cli.supports_unicode(self._stream, os.environ),
-        )  # fmt: skip
+        if self._notebook:  # a line that is written over, as wide as most browsers show
+            self._bar = tqdm(**bar, file=self._stream, ncols=100, mininterval=_NOTEBOOK_S, bar_format=_BARS[0])
+        else:
+            plain = not cli.supports_unicode(self._stream, os.environ)
+            self._bar = tqdm(
+                **bar, file=self._stream, dynamic_ncols=True, mininterval=0.1, bar_format=_BARS[0], ascii=plain
+            )
 
     def advance(self, updates: int, loss: float, accuracy: float, others: Optional[Mapping[str, float]] = None) -> None:
         """Moves the bar by some updates. An accuracy that is NaN is that of a task without one."""
@@ -191,7 +208,7 @@ class Console:
 
     def log(self, text: str) -> None:
         """Prints a line of the log where there is no bar."""
-        if not self._quiet and not self._terminal:
+        if not self._quiet and not self._terminal and not self._notebook:
             self._print(cli.printable_lines(text))
 
     def _tick(self, what: str, started: float, done: threading.Event) -> None:

@@ -1,13 +1,14 @@
-"""A Keras callback for the training loop: one call after every execution, with its times and logs."""
+"""Keras callbacks of the training loop: its own, called after every execution with times and logs, and the user's."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import tensorflow as tf
 
+from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.runs.records import Scores
 
 
@@ -62,44 +63,42 @@ class OwnCallbacks(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Calls the user's Keras callbacks for a run as for one `fit`, although each epoch is a call of its own.
 
     A batch is one execution, numbered as the SDK does: by its last micro batch. An epoch ends after its validation,
-    whose scores are in the logs as val_loss, val_accuracy and so on.
+    whose scores are in the logs as val_loss, val_accuracy and so on. With several instances a callback that sets
+    stop_training does not end `fit` here, where the others would wait for this one: `has_stopped` is for them, too.
     """
 
     _supports_tf_logs = False
 
-    def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
+    def __init__(self, model: Any, callbacks: Sequence[Any], *, stops_fit: bool = True) -> None:
         super().__init__()
         self._all = list(callbacks)
-        self._model = model
+        self._model, self._stops_fit = model, stops_fit
         self._began = False
         self._logs: Dict[str, float] = {}
         self.has_stopped = False
 
     def set_params(self, params: Any) -> None:
-        for each in self._all:
-            each.set_params(params)
+        self._tell("set_params", params)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not self._began:
             self._began = True
-            for each in self._all:
-                each.set_model(self._model)
-                each.on_train_begin(logs)
+            self._tell("set_model", self._model)
+            self._tell("on_train_begin", logs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        for each in self._all:
-            each.on_epoch_begin(epoch, logs)
+        self._tell("on_epoch_begin", epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        for each in self._all:
-            each.on_train_batch_begin(batch, logs)
+        self._tell("on_train_batch_begin", batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         stopped_before = self._model.stop_training
         self._logs = {name: float(value) for name, value in (logs or {}).items()}
-        for each in self._all:
-            each.on_train_batch_end(batch, dict(self._logs))
+        self._tell("on_train_batch_end", batch, dict(self._logs))
         self.has_stopped |= bool(self._model.stop_training) and not stopped_before
+        if not self._stops_fit:
+            self._model.stop_training = stopped_before
 
     def end_epoch(self, epoch: int, scores: Optional[Scores]) -> None:
         """Ends an epoch, with the scores of its validation if there was one."""
@@ -110,12 +109,34 @@ class OwnCallbacks(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 logs["val_accuracy"] = scores.top1
             logs.update({f"val_{name}": value for name, value in scores.metrics.items()})
         self._model.stop_training = False
-        for each in self._all:
-            each.on_epoch_end(epoch, logs)
+        self._tell("on_epoch_end", epoch, logs)
         self.has_stopped |= bool(self._model.stop_training)
 
     def finish(self) -> None:
         """Ends the run."""
         if self._began:
-            for each in self._all:
-                each.on_train_end(dict(self._logs))
+            self._tell("on_train_end", dict(self._logs))
+
+    def _tell(self, event: str, *values: Any) -> None:
+        for each in self._all:
+            try:
+                getattr(each, event)(*values)
+            except cli.UsageError:
+                raise
+            except Exception as error:  # any: it is the user's code that raises
+                raise cli.UsageError(
+                    f"The callback {type(each).__name__} failed in {event}: {user_code.describe_error(error)}"
+                ) from error
+
+
+def load_callbacks(reference: str, offered: Mapping[str, Any]) -> List[Any]:
+    """Returns the callbacks that a function of the user makes; UsageError with one sentence if it does not."""
+    returned = user_code.call_by_name(user_code.load_function(reference), offered, reference)
+    found = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    wrong = next((each for each in found if not isinstance(each, tf.keras.callbacks.Callback)), None)
+    if wrong is not None or None in found:
+        raise cli.UsageError(
+            f"--callbacks={reference} returned {type(wrong).__name__} where a Keras callback (tf.keras.callbacks) is "
+            "expected. It returns one, or a list of them."
+        )
+    return found

@@ -73,7 +73,9 @@ class TrainingLoop:
         self.cache = ExecutableCache(sdk.executable_cache)
         self.reporting = Reporting(cfg, plan, sdk, self.world, folder, console, self._stalled)
         self.validation = Validation(cfg, plan, session, self.clock, self.reporting, console)
-        self.own_callbacks = OwnCallbacks(session.model, callbacks) if callbacks and self.world.is_leader else None
+        self.has_callbacks = bool(callbacks or cfg.callbacks)
+        several = self.world.instances > 1
+        self.own_callbacks = OwnCallbacks(session.model, callbacks, stops_fit=not several) if callbacks else None
         self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
         self.step = self.epoch = self.epoch_end = 0
         self.stop: Optional[StopReason] = None
@@ -139,8 +141,8 @@ class TrainingLoop:
                 self._train_epoch()
                 if not self.stop and self._at_end_of_epoch():
                     self._validate()
-                if self.own_callbacks:
-                    self._end_epoch_of_callbacks(self.own_callbacks)
+                if self.has_callbacks:
+                    self._end_epoch_of_callbacks()
             if self.stop:
                 self._save()
         finally:
@@ -148,14 +150,18 @@ class TrainingLoop:
                 self.own_callbacks.finish()
             self.meter.stop()
 
-    def _end_epoch_of_callbacks(self, callbacks: OwnCallbacks) -> None:
-        """Tells the user's callbacks that an epoch has ended, with the scores of its validation."""
-        scores = self.validation.scores if self.cfg.validate and self._at_end_of_epoch() else None
-        callbacks.end_epoch(self.epoch, scores)
-        if callbacks.has_stopped and not self.stop and self.step < self.plan.epochs.updates:
-            message = f"A callback has set stop_training after step {self.step:,}."
-            self.console.info(message)
-            self.stop = StopReason(StopReason.EARLY_STOPPING, transient=False, message=message)
+    def _end_epoch_of_callbacks(self) -> None:
+        """Tells the user's callbacks, on the leader, that an epoch has ended, with the scores of its validation."""
+        if self.own_callbacks:
+            scores = self.validation.scores if self.cfg.validate and self._at_end_of_epoch() else None
+            self.own_callbacks.end_epoch(self.epoch, scores)
+        (has_stopped,) = self.world.sum_over_instances([float(self._callback_stops())])
+        if has_stopped and not self.stop and self.step < self.plan.epochs.updates:
+            self.stop = stop.callback_stop(self.step)
+            self.console.info(self.stop.message)
+
+    def _callback_stops(self) -> bool:
+        return self.own_callbacks is not None and self.own_callbacks.has_stopped
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
@@ -201,6 +207,9 @@ class TrainingLoop:
             loss, accuracy, self.stop_signal = exchange.loss, exchange.accuracy, exchange.signal
             others = list(exchange.others)
             self.stop = stop.requested_stop(exchange, self.step, self.cfg.time_limit, self.resume_command)
+            if exchange.callback_stops and not self.stop:
+                self.stop = stop.callback_stop(self.step)
+                self.console.info(self.stop.message)
             if self.clock.compiled:
                 self.meter.exchanges.add(exchange.numbers)
         timed = self.clock.compiled
@@ -245,6 +254,7 @@ class TrainingLoop:
             log_now=at_end or (record_due and period_elapsed),
             execution_s=execution.seconds if self.clock.compiled else math.inf,
             numbers=self.meter.exchanges.take(),
+            callback_stops=self._callback_stops(),
         )
 
     def _finish_compiling(self) -> None:

@@ -50,7 +50,7 @@ class OwnTask:
 
 def learn(cfg: TrainConfig) -> DatasetInfo:
     """Returns the facts of the data and of the model that the flags name, with the code of the user run once."""
-    if dataset_facts.is_own_path(cfg) or "dataset" in cfg.own_code:
+    if dataset_facts.is_own_path(cfg) or "dataset" in cfg.planned_code:
         found = own_data.load(cfg).facts
     else:
         found = lookup.find(cfg.dataset, cfg.data_dir, cfg.image_size)
@@ -58,7 +58,7 @@ def learn(cfg: TrainConfig) -> DatasetInfo:
         return found
     made = build(cfg.model, found, cfg.norm_for(cfg.requested_stages or 1))
     if not made.is_classification:
-        TaskScorer(made.model, made.task, cfg.model).try_out(found.targets)
+        TaskScorer(made.model, made.task, cfg.model).try_out(found.targets, weighted=found.weighted)
     if cfg.freeze:
         fine_tuning.freeze(made.model, cfg.freeze)
     return dataclasses.replace(found, own_model=describe(made, cfg.model, found, cfg.norm or "batch"))
@@ -193,7 +193,7 @@ def _check_task(made: OwnTask, reference: str, facts: DatasetInfo) -> None:
     if not model.trainable_weights:
         raise cli.UsageError(f"--model={reference} returned a model without weights to train.")
     if made.is_classification:
-        if task.metrics or task.loss_weights:
+        if task.metrics or task.weighted_metrics or task.loss_weights:
             raise cli.UsageError(
                 f"--model={reference} returned a Task with metrics and without a loss. Give both: "
                 "tf_ipu_dp.Task(model, loss=..., metrics=...)."

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import threading
 import time
 import traceback
@@ -29,6 +30,7 @@ from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, session
 from tf_ipu_dp.training.console import make_console, make_result_console
+from tf_ipu_dp.training.executions import load_callbacks
 from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
 from tf_ipu_dp.training.stop import SignalHandler
@@ -36,6 +38,7 @@ from tf_ipu_dp.training.stop import SignalHandler
 # If all instances have the same error, only the leader reports it: its exit ends the others within this time.
 _LEADER_REPORTS_WITHIN_S = 1.5
 _LAUNCHER_REPORTS_WITHIN_S = 15.0
+_BAD_SAMPLES = re.compile(r"\[(--dataset=.*?\.)\]")  # what a stream says of samples that cannot be trained on
 
 
 def train(  # noqa: PLR0913
@@ -53,11 +56,14 @@ def train(  # noqa: PLR0913
     """Trains from the newest checkpoint, or from the start, to the end. Returns the exit code.
 
     `began` is when the command began, on the clock of time.perf_counter. The user's Keras callbacks are called on the
-    leader. The result is printed, or added to `results` if that is given.
+    leader, with those of --callbacks. The result is printed, or added to `results` if that is given.
     """
     console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
         console.info(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
+        if cfg.callbacks and instance == 0:
+            offered = {"run_dir": cfg.run_dir, "updates_per_epoch": plan.epochs.updates_per_epoch, "seed": cfg.seed}
+            callbacks = [*callbacks, *load_callbacks(cfg.callbacks, offered)]
         made = attach_session(cfg, plan, sdk, instance)
         plan = made.plan
         # The folder is made last, so that a run that cannot start leaves none behind.
@@ -167,6 +173,10 @@ def _run_and_save_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
         folder.write_error(world.instance, traceback.format_exc())
         if failures.is_lost_peer(error.message):
             raise
+        if bad := _BAD_SAMPLES.search(error.message):
+            raise cli.UsageError(
+                f"{bad.group(1)} Resume from the last checkpoint with: {loop.resume_command}"
+            ) from error
         raise cli.UsageError(
             f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
             f"The traceback is in {folder.errors}. Resume from the last checkpoint with: {loop.resume_command}"

@@ -95,7 +95,7 @@ class TrainingSession:
         facts = self.plan.dataset
         if not facts.mean or facts.channels not in (1, 3, 4) or facts.made_on_device:
             return None
-        images, labels = next(iter(self.make_training(0, self.plan.epochs.device_iterations)))
+        images, labels, *_ = next(iter(self.make_training(0, self.plan.epochs.device_iterations)))
         pixels: Any = np.asarray(images[:_EXAMPLES], np.float32)
         if not self.cfg.eight_bit_io:
             pixels = 255 * (pixels * np.asarray(facts.deviation) + np.asarray(facts.mean))
@@ -121,13 +121,14 @@ class TrainingSession:
         after.on_predict_batch_end = lambda batch, logs=None: progress()
         outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
         labels = sources.targets_of_validation(self.source, run, instance)
+        weights = sources.weights_of_validation(self.source, run, instance)
         if self.scorer:
-            return self.scorer.score(outputs, labels, self.world)
+            return self.scorer.score(outputs, labels, self.world, weights)
         logits: Any = np.asarray(outputs, np.float64)
         if self.own and self.own.gives_probabilities:
             logits = np.log(np.maximum(logits, optimizers.LEAST_PROBABILITY))
         # An instance without validation samples has no means.
-        local = score(logits[: len(labels)], labels) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
+        local = score(logits[: len(labels)], labels, weights) if len(labels) else records.Scores(0, 0.0, 0.0, 0.0)
         loss = math.nan if local.loss is None else local.loss
         shares = (local.top1 or 0.0, local.top5 or 0.0)
         count, *totals = self.world.sum_over_instances(
@@ -286,7 +287,7 @@ def make_session(
         own=own,
         loaded=loaded,
         scorer=scorer,
-        metric_names=scorer.try_out(run.dataset.targets) if scorer else (),
+        metric_names=scorer.try_out(run.dataset.targets, weighted=run.dataset.weighted) if scorer else (),
     )
 
 
@@ -309,12 +310,17 @@ def make_serving_model(cfg: TrainConfig, run: RunPlan, sdk: Sdk, weights: Sequen
     return model
 
 
-def score(logits: Any, labels: Any) -> records.Scores:
-    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first ranks higher."""
+def score(logits: Any, labels: Any, weights: Optional[Any] = None) -> records.Scores:
+    """Returns cross-entropy and accuracies of some predictions. Of equal logits the first ranks higher.
+
+    Weights of the samples count in the cross-entropy alone, as in Keras.
+    """
     rows = np.arange(len(labels))
     highest = logits.max(axis=1, keepdims=True)
     label_logits = logits[rows, labels]
     losses = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0] - label_logits
+    if weights is not None:
+        losses *= weights
     columns = np.arange(logits.shape[1])
     above = logits > label_logits[:, None]
     equal_before = (logits == label_logits[:, None]) & (columns < labels[:, None])
@@ -353,7 +359,8 @@ def _losses(label_smoothing: float, own: Optional[OwnTask]) -> Dict[str, Any]:
     """Returns what Keras compiles a model with: the loss and metrics of the task, or those of a classification."""
     if own and not own.is_classification:
         task = own.task
-        return {"loss": task.loss, "metrics": task.metrics, "loss_weights": task.loss_weights}
+        names = ("loss", "metrics", "loss_weights", "weighted_metrics")
+        return {name: getattr(task, name) for name in names}
     probabilities = own is not None and own.gives_probabilities
     return {
         "loss": optimizers.Crossentropy(label_smoothing=label_smoothing, probabilities=probabilities),

@@ -166,6 +166,7 @@ class Exchange:
     log_now: bool  # by the leader's clock
     numbers: Tuple[Sequence[float], ...]  # of every instance, as they were given
     others: Tuple[float, ...] = ()  # means of further metrics
+    callback_stops: bool = False  # a callback of the user, on the leader, has asked to stop
 
 
 class InstanceExchange:
@@ -197,15 +198,16 @@ class InstanceExchange:
         execution_s: float,
         numbers: Sequence[float] = (),
         others: Sequence[float] = (),
+        callback_stops: bool = False,
     ) -> Exchange:
         """Exchanges this instance's values with the others; the leader's speed decides when the next one is due.
 
         `numbers` are more to gather, and `others` further means of metrics, as many on every instance.
         """
-        values = (loss, accuracy, signal, time_is_up, log_now, execution_s, *others)
+        values = (loss, accuracy, signal, time_is_up, log_now, execution_s, callback_stops, *others)
         everyone = self._world.gather_numbers([*values, *numbers])
         columns = zip(*(row[: len(values)] for row in everyone))
-        losses, accuracies, signals, times_up, log_requests, seconds, *further = columns
+        losses, accuracies, signals, times_up, log_requests, seconds, callbacks, *further = columns
         self._executions_left = max(int(_EXCHANGE_PERIOD_S / max(seconds[0], 1e-3)), 1)
         self.step_before, self.last_step = self.last_step, step
         return Exchange(
@@ -216,6 +218,7 @@ class InstanceExchange:
             bool(log_requests[0]),
             tuple(row[len(values) :] for row in everyone),
             tuple(map(_mean, further)),
+            bool(callbacks[0]),
         )
 
 
@@ -228,6 +231,12 @@ def requested_stop(exchange: Exchange, step: int, time_limit: object, resume_com
     else:
         return None
     return StopReason(kind, True, f"{cause} after step {step:,}, saved.", resume_command)
+
+
+def callback_stop(step: int) -> StopReason:
+    """Returns the stop reason for a callback of the user that has set stop_training."""
+    message = f"A callback has set stop_training after step {step:,}."
+    return StopReason(StopReason.EARLY_STOPPING, transient=False, message=message)
 
 
 def not_finite(

@@ -30,16 +30,19 @@ class TaskScorer:
         weights = self._by_output(task.loss_weights) if task.loss_weights is not None else [1.0] * len(self._names)
         self._weights = [1.0 if each is None else float(each) for each in weights]
         self._probe: Optional[Any] = None
-        if task.metrics:
+        if task.metrics or task.weighted_metrics:
             # A model that returns what it is given, so that Keras resolves the metrics as it does for the real one.
             inputs = [tf.keras.Input(each.shape[1:], dtype=tf.float32) for each in model.outputs]
             outputs = [
                 tf.keras.layers.Activation("linear", name=each)(tensor) for each, tensor in zip(self._names, inputs)
             ]
             self._probe = tf.keras.Model(inputs, outputs[0] if len(outputs) == 1 else outputs)
-            self._probe.compile(metrics=tf.nest.map_structure(self._copy, task.metrics))
+            metrics, weighted = (
+                tf.nest.map_structure(self._copy, each) for each in (task.metrics, task.weighted_metrics)
+            )
+            self._probe.compile(metrics=metrics, weighted_metrics=weighted)
 
-    def try_out(self, targets: Optional[Structure]) -> Tuple[str, ...]:
+    def try_out(self, targets: Optional[Structure], *, weighted: bool = False) -> Tuple[str, ...]:
         """Returns the names of what is counted besides the loss; UsageError for a loss or metric that does not work.
 
         Computes them for two samples of zeros. `targets` describes those of the data; None: class numbers.
@@ -53,6 +56,11 @@ class TaskScorer:
         try:
             pairs = [_match(each, given) for each, given in zip(expected, predicted)]
             for loss, pair in zip(self._losses, pairs):
+                if loss is not None and weighted and not self._has_loss_per_sample(loss, *pair):
+                    raise cli.UsageError(
+                        f"--model={self._name} has a loss that returns one number for a batch, and the samples have "
+                        "weights. Return a number for each sample: reduce over axis=-1."
+                    )
                 if loss is not None:
                     self._sample_losses(loss, *pair)
             if self._probe is not None:
@@ -70,8 +78,11 @@ class TaskScorer:
         counted = [each.name for each in self._probe.compiled_metrics.metrics] if self._probe is not None else []
         return (*(names if len(self._names) > 1 else []), *counted)
 
-    def score(self, outputs: Any, targets: Any, world: World) -> records.Scores:
-        """Returns the scores over the samples of all instances; this one's are given. Called by all instances."""
+    def score(self, outputs: Any, targets: Any, world: World, weights: Optional[Any] = None) -> records.Scores:
+        """Returns the scores over the samples of all instances; this one's are given. Called by all instances.
+
+        Weights of the samples count in the losses, which are means over all samples, and in weighted metrics.
+        """
         predicted: List[Any] = [np.asarray(each, np.float32) for each in _listed(outputs)]
         expected = self._targets(targets)
         count = len(expected[0])
@@ -83,15 +94,16 @@ class TaskScorer:
             pairs = [_match(each[some], given[some]) for each, given in zip(expected, predicted)]
             for place, (loss, pair) in enumerate(zip(self._losses, pairs)):
                 if loss is not None:
-                    totals[place] += self._sample_losses(loss, *pair).sum()
+                    losses = self._sample_losses(loss, *pair)
+                    totals[place] += (losses if weights is None else losses * weights[some]).sum()
             if self._probe is not None:
-                self._update_metrics(pairs)
+                self._update_metrics(pairs, None if weights is None else weights[some])
         summed = world.sum_over_instances([count, *totals])
-        samples, losses = summed[0], [total / summed[0] for total in summed[1:]]
-        total = sum(weight * loss for weight, loss in zip(self._weights, losses))
+        samples, means = summed[0], [total / summed[0] for total in summed[1:]]
+        total = sum(weight * mean for weight, mean in zip(self._weights, means))
         found: Dict[str, Optional[float]] = {}
         if len(self._names) > 1:
-            named = zip(self._names, losses, self._losses)
+            named = zip(self._names, means, self._losses)
             found = {f"{name}_loss": records.finite(loss) for name, loss, given in named if given is not None}
         if self._probe is not None:
             found.update(self._sum_metrics(world))
@@ -137,7 +149,7 @@ class TaskScorer:
 
     def _sample_losses(self, loss: Any, targets: Any, outputs: Any) -> Any:
         """Returns a loss for each sample. A loss that returns one number for all gets one sample at a time."""
-        call = loss.call if isinstance(loss, tf.keras.losses.Loss) else loss
+        call = _callable(loss)
         values: Any = np.asarray(call(targets, outputs), np.float64)
         if values.ndim and values.shape[0] == len(targets):
             return values.reshape(len(targets), -1).mean(axis=1)
@@ -145,6 +157,10 @@ class TaskScorer:
             np.asarray(call(targets[i : i + 1], outputs[i : i + 1]), np.float64) for i in range(len(targets))
         ]
         return np.array([value.mean() for value in single])
+
+    def _has_loss_per_sample(self, loss: Any, targets: Any, outputs: Any) -> bool:
+        shape = tuple(tf.convert_to_tensor(_callable(loss)(targets, outputs)).shape)
+        return bool(shape) and shape[0] == len(targets)
 
     def _copy(self, metric: Any) -> Any:
         """Returns a metric outside the strategy that the model's was made in."""
@@ -170,22 +186,28 @@ class TaskScorer:
         for metric in metrics.metrics:
             metric.reset_state()
 
-    def _update_metrics(self, pairs: List[Tuple[Any, Any]]) -> None:
+    def _update_metrics(self, pairs: List[Tuple[Any, Any]], weights: Optional[Any] = None) -> None:
         targets, outputs = ([pair[place] for pair in pairs] for place in (0, 1))
         one = len(pairs) == 1
         self._probe.compiled_metrics.update_state(  # type: ignore[union-attr]
-            targets[0] if one else targets, outputs[0] if one else outputs
+            targets[0] if one else targets,
+            outputs[0] if one else outputs,
+            None if weights is None else tf.convert_to_tensor(weights),
         )
 
     def _sum_metrics(self, world: World) -> Dict[str, Optional[float]]:
         found = {}
         for metric in self._probe.compiled_metrics.metrics:  # type: ignore[union-attr]
             for state in metric.weights:
-                summed = world.sum_over_instances(np.asarray(state, np.float64).reshape(-1).tolist())
+                summed = world.sum_over_instances(np.asarray(state.numpy(), np.float64).reshape(-1).tolist())
                 state.assign(tf.cast(tf.reshape(summed, state.shape), state.dtype))
             result: Any = np.asarray(metric.result(), np.float64)
             found[metric.name] = records.finite(float(result)) if not result.ndim else None
         return found
+
+
+def _callable(loss: Any) -> Any:
+    return loss.call if isinstance(loss, tf.keras.losses.Loss) else loss
 
 
 def _listed(outputs: Any) -> List[Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import houses
 import numpy as np
 import tensorflow as tf
+import watchers
 
 import tf_ipu_dp
 
@@ -49,6 +50,13 @@ def stream():
     return tf_ipu_dp.Data(whole, whole.take(50), classes=2)
 
 
+def bad_stream(label=0, number=0.0):
+    inputs, labels = INPUTS.copy(), LABELS.copy()
+    inputs[200, 3], labels[200] = number, label
+    train = tf.data.Dataset.from_tensor_slices((inputs, labels))
+    return tf_ipu_dp.Data(train, tf.data.Dataset.from_tensor_slices((INPUTS[:50], LABELS[:50])), classes=2)
+
+
 def refusal(**arguments):
     try:
         tf_ipu_dp.train(**arguments)
@@ -73,6 +81,11 @@ def main():
     assert stopped.updates == 16 and "callback" in stopped.stopped.message
     streamed = tf_ipu_dp.train(model=build, data=stream, epochs=2, run_dir="runs/d", **SMALL)
     assert streamed.scores.samples == 50 and streamed.scores.top1 > 0.8, streamed.scores
+    bad = {"model": build, "epochs": 1, "run_dir": "runs/bad", **SMALL}
+    said = refusal(data=lambda: bad_stream(label=7), **bad)
+    assert said.startswith("--dataset=__main__:data streams a label that is none of 0 to 1."), said
+    said = refusal(data=lambda: bad_stream(number=np.nan), **{**bad, "run_dir": "runs/nan"})
+    assert said.startswith("--dataset=__main__:data streams NaN or infinite numbers."), said
     held_out = tf_ipu_dp.train(
         model=lambda classes: build((6,), classes), data=tf_ipu_dp.Data((INPUTS, LABELS)), epochs=1, export=True,
         run_dir="runs/e", **SMALL,
@@ -85,10 +98,29 @@ def main():
     assert "give the function that returns it" in refusal(model=build((6,), 2), data=arrays)
     plan = tf_ipu_dp.plan(model=houses.build, data=houses.load, ipus=4)
     assert plan.dataset.inputs == "district: one int32, measures: 4 float32"
+    refused = refusal(model=houses.build, data=houses.load, ipus=4, instances=2, callbacks=[Seen()])
+    assert refused == (
+        "instances=2 starts other processes, which do not have these callbacks. Give the function of a file that makes "
+        "them, like callbacks=make_callbacks or callbacks='FILE.py:function'."
+    )
+    assert "returned str where a Keras callback" in refusal(model=build, data=arrays, ipus=2, callbacks=watchers.wrong)
+    houses_as_two = {"model": houses.build, "data": houses.load, "optimizer": "adam", "ipus": 4, "instances": 2}
     two = tf_ipu_dp.train(
-        model=houses.build, data=houses.load, optimizer="adam", ipus=4, instances=2, epochs=1, run_dir="runs/f"
+        **houses_as_two, epochs=3, run_dir="runs/f", callbacks=watchers.stop_after_an_epoch, log_every=8
     )
     assert two.scores.samples == 501 and set(two.scores.metrics) == {"mae", "rmse"}
+    assert two.updates == 31 and "callback" in two.stopped.message, two
+    noted = json.loads(Path("runs/f.json").read_text(encoding="utf-8"))["calls"]
+    batches = [call for call in noted if call[0] == "batch"]
+    assert [call[0] for call in noted] == ["begin", *["batch"] * 31, "epoch", "end"], noted
+    assert [call[1] for call in batches] == list(
+        range(batches[0][1], batches[-1][1] + 1, batches[1][1] - batches[0][1])
+    )
+    assert "loss" in batches[0][2] and {"val_loss", "val_mae"} <= set(noted[-2][2]), noted[-2]
+    cut = tf_ipu_dp.train(
+        **houses_as_two, epochs=3, run_dir="runs/g", callbacks="watchers.py:stop_in_an_epoch", log_every=1
+    )
+    assert cut.updates < 31 and "callback" in cut.stopped.message, cut
     planned = json.loads(Path("runs/f/plan.json").read_text(encoding="utf-8"))
     assert planned["topology"]["instances"] == 2
 

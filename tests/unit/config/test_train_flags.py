@@ -12,6 +12,7 @@ from tf_ipu_dp.config import train_flags, values
 
 FLAGS = [
     "augment",
+    "callbacks",
     "check_weights_every",
     "checkpoint_every",
     "data_dir",
@@ -108,7 +109,8 @@ def test_a_checkpoint_is_tied_to_the_flags_that_change_the_weights():
 
 def test_an_evaluation_does_not_need_how_the_training_was_divided():
     assert sorted(train_flags.names_dropped_for_evaluation()) == [
-        "checkpoint_every", "device_iterations", "epochs", "global_batch_size", "gradient_accumulation", "hosts",
+        "callbacks", "checkpoint_every", "device_iterations", "epochs", "global_batch_size", "gradient_accumulation",
+        "hosts",
         "init_from", "instances", "updates_per_epoch",
     ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from tf_ipu_dp.datasets.info import DatasetInfo, Group, TensorInfo
 RANDOM = np.random.RandomState(0)
 FLOATS = RANDOM.normal(size=(20, 3))
 LABELS = np.arange(20) % 4
+WEIGHTS = np.linspace(0, 2, 20)
 
 
 def load(returned, *words):
@@ -104,11 +105,34 @@ def test_streams_are_described_by_their_samples():
         ),
         (((np.where(FLOATS > 1, np.nan, FLOATS), LABELS), (FLOATS, LABELS)), "has NaN or infinite numbers in the tr"),
         (((np.full([20], 2**40), LABELS), (FLOATS, LABELS)), "that do not fit 32 bits"),
+        (((FLOATS, LABELS, FLOATS), (FLOATS, LABELS)), "has 3 float32 for each sample in the training weights; a wei"),
+        (((FLOATS, LABELS, -WEIGHTS), (FLOATS, LABELS)), "has -2 among the training weights; a weight is 0 or more."),
+        (((FLOATS, LABELS, WEIGHTS[:7]), (FLOATS, LABELS)), "has arrays of 7 or 20 samples for training; all need th"),
+        (((FLOATS, LABELS, np.full(20, np.inf)), (FLOATS, LABELS)), "has NaN or infinite numbers in the training wei"),
     ],
 )
 def test_wrong_returns_are_one_sentence(returned, words):
     said = refusal(returned)
     assert words in said and said.startswith("--dataset=__main__:data ")
+
+
+def test_weights_are_kept_with_their_samples_and_classes_without_samples_are_named():
+    found = load(((FLOATS, LABELS, WEIGHTS), (FLOATS[:5], LABELS[:5])))
+    assert found.facts.weighted and found.facts.taken_for.endswith(", weighted")
+    np.testing.assert_array_equal(found.train.read_weights(range(3, 6)), WEIGHTS[3:6].astype(np.float32))
+    assert found.validation.read_weights(range(5)) is None
+    assert found.train.checksum(0) != load(((FLOATS, LABELS), (FLOATS[:5], LABELS[:5]))).train.checksum(0)
+    held = load(tf_ipu_dp.Data((np.arange(20.0), np.arange(20.0), np.arange(20.0))))  # each keeps its own
+    np.testing.assert_array_equal(held.validation.read_weights(range(4)), held.validation.read_targets(range(4)))
+    images = load(((np.zeros([20, 8, 8], np.uint8), LABELS, WEIGHTS), (np.zeros([4, 8, 8], np.uint8), LABELS[:4])))
+    np.testing.assert_array_equal(images.train.read_weights(range(20)), WEIGHTS.astype(np.float32))
+    named = tf_ipu_dp.Data((FLOATS, LABELS), (FLOATS, LABELS), class_names=list("abcdef"))
+    assert load(named).facts.taken_for.endswith("6 classes, without training samples of the classes e, f")
+    gap = load(((FLOATS, np.where(LABELS == 1, 0, LABELS)), (FLOATS, LABELS))).facts.taken_for
+    assert gap == "arrays, 3 float32 to 4 classes, without training samples of the class 1"
+    many = load(tf_ipu_dp.Data((FLOATS, LABELS), (FLOATS, LABELS), classes=20)).facts.taken_for
+    assert many.endswith("of the classes 4, 5, 6 and 13 more")
+    assert facts.from_json(facts.to_json(found.facts)) == found.facts
 
 
 def from_path(path, *words):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tf_ipu_dp import cli, sdk
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.datasets import augment as augmentation
-from tf_ipu_dp.datasets import built_in, lookup, order, sources
+from tf_ipu_dp.datasets import built_in, facts, lookup, order, sources
 from tf_ipu_dp.datasets.info import DATASETS, DatasetInfo
 from tf_ipu_dp.datasets.memory import InMemorySplit
 from tf_ipu_dp.datasets.tfrecords import TFRecordSplit
@@ -379,6 +379,17 @@ def test_a_small_prepared_set_is_loaded_into_memory(prepared):
         assert sorted(held.labels.numpy()) == list(range(samples))
         for image, label in zip(held.images.numpy(), held.labels.numpy()):
             np.testing.assert_array_equal(image, picture(label, 30, 30))
+
+
+@pytest.mark.parametrize("place", ["tiny_fixed", "tiny_fixed/1.0.0"])
+def test_a_prepared_set_is_taken_by_its_path_without_a_data_folder(prepared, place, tmp_path):
+    cfg = train_flags.parse([f"--dataset={prepared}/{place}", f"--data_dir={tmp_path}"])
+    assert not facts.is_own_path(cfg)
+    found = facts.find(cfg)
+    assert (found.train_samples, found.validation_samples, found.classes) == (45, 14, 50)
+    assert found.taken_for == "a set of tensorflow-datasets"
+    source = sources.open_source(found, data_dir=cfg.data_dir, seed=1)
+    assert sorted(source.train.labels.numpy()) == list(range(45))
 
 
 def test_a_streamed_set_gives_every_instance_its_own_samples(prepared):

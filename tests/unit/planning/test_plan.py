@@ -174,6 +174,7 @@ def test_small_models_make_several_updates_in_an_execution_unless_told_otherwise
     assert chosen("--model=mlp", "--ipus=1", "--device_iterations=2") == 2
     assert chosen("--model=mlp", "--ipus=1", "--log_every=10", "--checkpoint_every=4") == 2
     assert chosen("--model=mlp", "--ipus=1", "--epochs=7steps") == 1
+    assert chosen("--model=mlp", "--ipus=1", "--callbacks=mine.py:make") == 1
     assert chosen("--model=mlp", "--ipus=1", resumable=(96, 120)) == 8
     assert chosen("--model=mlp", "--ipus=1", resumable=(13,)) == 1
 

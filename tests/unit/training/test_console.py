@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import io
 import os
 import pty
@@ -167,3 +168,24 @@ def test_long_lines_are_broken_between_words_on_a_terminal(terminal):
     written = io.StringIO()
     Console(written).info(text)
     assert written.getvalue() == f"{text}\n"
+
+
+class NotebookCell(io.StringIO):
+    """A stream as Jupyter's kernel has it."""
+
+    __module__ = "ipykernel.iostream"
+
+
+def test_in_a_notebook_a_bar_is_written_over_and_takes_the_place_of_the_log(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # without ipywidgets
+    cell = NotebookCell()
+    shown = Console(cell)
+    shown.begin_epoch(1, 1000, 0)
+    for _ in range(1000):
+        shown.advance(1, 0.5, 0.9)
+        shown.log("step 1/1000")
+    shown.end_epoch()
+    text = cell.getvalue()
+    assert "step 1/1000" not in text and text.count("\n") == 1
+    assert "Epoch 1 100%" in text and "loss 0.5, accuracy 90.0 %" in text
+    assert max(map(len, text.split("\r"))) <= 101

@@ -31,16 +31,17 @@ def exchange(others=(), **changes):
 
 
 def test_a_signal_to_any_instance_stops_all_and_clocks_are_the_leaders():
-    others = [(3.0, 0.7, 15, 1.0, 1.0, 9.0)]
+    others = [(3.0, 0.7, 15, 1.0, 1.0, 9.0, 1.0)]
     found = exchange(others)
     assert (found.loss, found.accuracy, found.signal) == (2.0, pytest.approx(0.6), 15)
-    assert (found.time_is_up, found.log_now) == (False, False)
-    found = exchange(time_is_up=True, log_now=True, others=[(3.0, 0.7, 0, 0.0, 0.0, 9.0)])
+    assert (found.time_is_up, found.log_now, found.callback_stops) == (False, False, False)
+    found = exchange(time_is_up=True, log_now=True, others=[(3.0, 0.7, 0, 0.0, 0.0, 9.0, 0.0)])
     assert (found.time_is_up, found.log_now) == (True, True)
+    assert exchange(others, callback_stops=True).callback_stops  # of the leader, where callbacks are called
 
 
 def test_the_leaders_speed_decides_when_the_next_exchange_is_due():
-    made = stop.InstanceExchange(FakeWorld(0, 2, [(1.0, 0.5, 0, 0, 0, 9.0)]))
+    made = stop.InstanceExchange(FakeWorld(0, 2, [(1.0, 0.5, 0, 0, 0, 9.0, 0)]))
     assert made.is_due(must_exchange=False)
     made.run(1, loss=1.0, accuracy=0.5, signal=0, time_is_up=False, log_now=False, execution_s=0.05)
     assert [made.is_due(must_exchange=False) for _ in range(5)] == [False] * 4 + [True]
