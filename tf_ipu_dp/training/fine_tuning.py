@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import numpy as np
@@ -61,7 +60,7 @@ def freeze(model: Any, patterns: Tuple[str, ...]) -> List[str]:
 
 def load(model: Any, path: str) -> Loaded:
     """Sets the weights of layers that a run, checkpoint, file or SavedModel has, too; UsageError if none fits."""
-    source = _Source(saved_weights.read(Path(path).expanduser(), path, model))
+    source = _Source(saved_weights.read(cli.expand_path(path), path, model))
     loaded, missing, unfit = [], [], []
     for layer in saved_weights.layers_of(model):
         found = [source.find(name, place) for _, name, place in layer.variables]
