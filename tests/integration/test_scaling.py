@@ -111,7 +111,7 @@ def test_the_study_keeps_what_was_asked_predicted_and_found_of_the_machine(study
     folder, words, _ = study
     kept = folder.read_study()
     assert (kept.mode, kept.unit, kept.sizes, kept.repeats) == ("weak", "instances", (1, 2), 2)
-    assert kept.command == words and kept.words == ("--model=mlp", "--augment=none")
+    assert kept.command == words and kept.words == ("--model=mlp", "--augment=none", "--device_iterations=1")
     assert [each.cell for each in kept.predictions] == [cell.key for cell in kept.cells]
     assert kept.facts["processor"] and kept.facts["cores"] == str(os.cpu_count())
 
