@@ -51,7 +51,8 @@ TAKEN = {
     "stall_timeout": ("1", "60", "600"), "keep_best": ("accuracy", "loss"), "track": ("wandb", "mlflow,wandb"),
     "learning_rate": SHARES, "momentum": SHARES, "weight_decay": SHARES, "l2": SHARES, "label_smoothing": SHARES,
     "validation_split": ("0", "0.1", "0.9"), "label_column": ("label",), "freeze": ("conv1", "block1"),
-    "init_from": ("runs/none",), "run_dir": ("runs/x",), "data_dir": (".",), "executable_cache": ("cache",),
+    "init_from": ("runs/none",), "callbacks": ("none.py:make", "none"),
+    "run_dir": ("runs/x",), "data_dir": (".",), "executable_cache": ("cache",),
     **dict.fromkeys(("skip_bad_samples", "eight_bit_io", "prefetch", "resume", "validate", "export"), SWITCH),
     **dict.fromkeys(("deterministic", "json", "recompute"), SWITCH),
 }  # fmt: skip

@@ -54,7 +54,8 @@ def wait_and_restore(mask):
 stop_signals.restore_in_child = wait_and_restore
 command = processes.Command([sys.executable, "-c", "print('the program runs')"], dict(os.environ))
 local = processes.LocalProcesses("", {0: command}, None, events)
-local._preloading = type("Preloaded", (), {"is_done": lambda self: True, "can_fork": lambda self: True})()
+done = {"is_done": lambda self: True, "can_fork": lambda self: True, "seconds": 0.0}
+local._preloading = type("Preloaded", (), done)()
 local._output = type("Output", (), {"write": lambda self, *given: print(given), "finish": lambda self, *given: None})()
 local.start()
 local.send_signal(signal.SIGTERM)
