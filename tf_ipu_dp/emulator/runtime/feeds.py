@@ -39,6 +39,7 @@ def extend_tensorflow() -> None:
 
 def seconds_waited() -> float:
     """Returns the seconds of waiting since the last call. Must be called between executions."""
+    _meter.clear_unfinished()
     seconds = seconds_waited_so_far()
     _reported_s[0] += seconds
     return seconds
@@ -47,11 +48,6 @@ def seconds_waited() -> float:
 def seconds_waited_so_far() -> float:
     """Returns the same without starting a new count."""
     return _meter.seconds() - _reported_s[0]
-
-
-def forget_unfinished() -> None:
-    """Ends a wait that has no end, because the program failed. Must be called between executions."""
-    _meter.clear_unfinished()
 
 
 def is_waiting() -> bool:

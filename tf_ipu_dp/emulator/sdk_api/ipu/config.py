@@ -289,9 +289,8 @@ class ConfiguredSystem:
             attachment.begin_execution(feeds.seconds_waited_so_far)
         try:
             yield
-        except BaseException as error:
-            feeds.forget_unfinished()
-            sentence = floating_point.explain(error) if isinstance(error, errors.InvalidArgumentError) else None
+        except errors.InvalidArgumentError as error:
+            sentence = floating_point.explain(error)
             if sentence is None:
                 raise
             raise errors.InternalError(None, None, sentence) from error
