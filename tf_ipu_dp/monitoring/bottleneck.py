@@ -39,27 +39,36 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class _InstanceShares:
-    """One instance over all records, in shares of its time."""
+    """One instance over all records, in shares of its time.
+
+    Input waits and collectives are shares of the whole training, as in the table that ends a run. Part of it is in no
+    record: the start of an epoch, and what follows its last execution.
+    """
 
     instance: int
-    seconds: float
+    seconds: float  # in the records
+    training_s: float  # of the whole training, as far as it is known
     executing: float
     waiting: Optional[float]
     collective: Optional[float]
 
+    @property
+    def waited_s(self) -> float:
+        return (self.waiting or 0.0) * self.training_s
+
 
 def find_bottleneck(records: Sequence[Sequence[InstanceTimes]], facts: Facts) -> Verdict:
     """Returns the largest cost of a run above the threshold; each record has the times of all instances."""
-    sums = _sum_by_instance(records)
+    sums = _sum_by_instance(records, facts.training_s)
     mostly_compiling = facts.compile_s > _COMPILING_THRESHOLD * facts.total_s > 0
     if not sums:
         return _compiling(facts) if mostly_compiling else _too_short()
-    seconds = max(each.seconds for each in sums)
+    seconds, training_s = (max(getattr(each, name) for each in sums) for name in ("seconds", "training_s"))
     waiting, collective = _input(sums, facts), _collectives(sums, records)
     if waiting and collective and collective.kind == LATE_INSTANCE and waiting.instance == collective.instance:
         collective = None  # the others wait for that instance's input, not for the network
-    causes = [waiting, collective, _bookkeeping(seconds, facts), _executions(sums, seconds, facts)]
-    costs = [((each.share_pct or 0.0) * seconds / 100, each) for each in causes if each is not None]
+    causes = [waiting, collective, _bookkeeping(training_s, facts), _executions(sums, seconds, facts)]
+    costs = [((each.share_pct or 0.0) * training_s / 100, each) for each in causes if each is not None]
     if mostly_compiling:
         costs.append((facts.compile_s, _compiling(facts)))
     return max(costs, key=lambda each: each[0])[1] if costs else _no_bottleneck(sums)
@@ -131,9 +140,7 @@ def _collectives(sums: Sequence[_InstanceShares], records: Sequence[Sequence[Ins
     return Verdict(COLLECTIVES, sentence, 100 * most, flag="gradient_accumulation")
 
 
-def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
-    # In short runs much of it happens after the last record.
-    whole = max(seconds, facts.training_s)
+def _bookkeeping(whole: float, facts: Facts) -> Optional[Verdict]:
     # Records may have little of the time that it took: then it comes on top of theirs.
     share = facts.bookkeeping_s / (whole if facts.bookkeeping_s <= whole else whole + facts.bookkeeping_s)
     if share <= THRESHOLD:
@@ -147,7 +154,7 @@ def _bookkeeping(seconds: float, facts: Facts) -> Optional[Verdict]:
 
 def _executions(sums: Sequence[_InstanceShares], seconds: float, facts: Facts) -> Optional[Verdict]:
     # Time between executions may be waiting for another instance, so the smallest share counts.
-    calls = [(each.waiting or 0.0) if _is_call_overhead(each, facts) else 0.0 for each in sums]
+    calls = [each.waited_s / each.seconds if _is_call_overhead(each, facts) else 0.0 for each in sums]
     between = min(1 - each.executing + call for each, call in zip(sums, calls)) - facts.bookkeeping_s / seconds
     between = min(between, 1.0)
     if between <= THRESHOLD:
@@ -166,7 +173,7 @@ def _executions(sums: Sequence[_InstanceShares], seconds: float, facts: Facts) -
 
 def _is_call_overhead(each: _InstanceShares, facts: Facts) -> bool:
     """Whether an instance's waiting is the normal cost of calls, and not slow input."""
-    return bool(facts.executions and each.waiting) and (each.waiting or 0.0) * each.seconds < _CALL_S * facts.executions
+    return bool(facts.executions) and 0 < each.waited_s < _CALL_S * facts.executions
 
 
 def _compiling(facts: Facts) -> Verdict:
@@ -189,7 +196,7 @@ def _no_bottleneck(sums: Sequence[_InstanceShares]) -> Verdict:
     return Verdict(NONE, f"No bottleneck: the device was busy {_percent(busy)} of training.", 100 * busy)
 
 
-def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]]) -> List[_InstanceShares]:
+def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]], training_s: float) -> List[_InstanceShares]:
     """Returns the instances that have trained, each over all records."""
     rows: Dict[int, List[InstanceTimes]] = {}
     for record in records:
@@ -199,14 +206,17 @@ def _sum_by_instance(records: Sequence[Sequence[InstanceTimes]]) -> List[_Instan
     for instance, times in sorted(rows.items()):
         seconds = sum(each.seconds for each in times)
         if seconds > 0:
-            parts = [
-                [getattr(each, name) for each in times if getattr(each, name) is not None]
-                for name in ("executing_s", "input_wait_s", "collective_s")
-            ]
-            # Clocks are read at different moments, so that a part may be a little longer than the whole.
-            executing, waiting, collective = (min(sum(part) / seconds, 1.0) if part else None for part in parts)
-            found.append(_InstanceShares(instance, seconds, executing or 0.0, waiting, collective))
+            whole = max(seconds, training_s)
+            waiting, collective = (_share(times, name, whole) for name in ("input_wait_s", "collective_s"))
+            executing = _share(times, "executing_s", seconds) or 0.0
+            found.append(_InstanceShares(instance, seconds, whole, executing, waiting, collective))
     return found
+
+
+def _share(times: Sequence[InstanceTimes], name: str, whole: float) -> Optional[float]:
+    parts = [getattr(each, name) for each in times if getattr(each, name) is not None]
+    # Clocks are read at different moments, so that a part may be a little longer than the whole.
+    return min(sum(parts) / whole, 1.0) if parts else None
 
 
 def _most_often_last(records: Sequence[Sequence[InstanceTimes]]) -> Tuple[int, float]:

@@ -116,6 +116,14 @@ def test_instances_that_are_late_in_turn_make_the_collectives_the_bottleneck():
     assert (found.kind, found.flag) == ("collectives", "gradient_accumulation")
 
 
+def test_shares_of_a_whole_run_are_those_of_its_table_although_part_of_training_is_in_no_record():
+    records = records_of((0.1, 4.0), (0.1, 3.9))  # 100 s, with 40 s and 39 s of collectives
+    found = bottleneck.find_bottleneck(records, dataclasses.replace(FACTS, training_s=125.0))
+    assert "the instances spent 31 to 32 % of training in them" in found.sentence
+    waited = bottleneck.find_bottleneck(records_of((3.0, 0.1)), dataclasses.replace(FACTS, training_s=125.0))
+    assert "24 % of training was waiting for samples" in waited.sentence
+
+
 def test_collectives_that_take_long_for_all_are_named():
     found = bottleneck.find_bottleneck(records_of((0.1, 3.0), (0.1, 3.1)), FACTS)
     assert found.kind == "collectives" and "the instances spent 30 to 31 % of training in them. Raise" in found.sentence
