@@ -47,17 +47,25 @@ class ShapeTime(Record):
     def total_s(self) -> float:
         return self.compute_s + self.input_wait_s + self.optimizer_s + self.overhead_s
 
+    def scaled(self, factor: float) -> ShapeTime:
+        """Returns the time with all of its parts longer by a factor."""
+        names = ("compute_s", "input_wait_s", "optimizer_s", "overhead_s", "deviation_s")
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
+
 
 @dataclasses.dataclass(frozen=True)
 class SharedExchange(Record):
-    """What the exchange of an update took in a job of two instances that share this machine's cores.
+    """An update of a job of two instances that share this machine's cores, and the exchange in it.
 
-    Horovod's threads then wait for cores, and the instances for each other: it takes longer than the exchange alone.
+    Horovod's threads then wait for cores, and the instances for each other: the exchange takes longer than alone. And
+    they take cores from the rest of the update: it takes longer than in processes that exchange nothing.
     """
 
     INSTANCES: ClassVar[int] = 2
 
-    seconds: float  # waiting included
+    shape: Shape
+    seconds: float  # of the exchange, waiting included
+    update_s: float  # all of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,13 @@ class ComputeCalibration(Record):
         assert found is not None
         longer = {name: getattr(found, name) * turns for name in ("compute_s", "optimizer_s", "overhead_s")}
         return dataclasses.replace(found, shape=shape, **longer)
+
+    @property
+    def slowdown(self) -> float:
+        """By which factor an update takes longer, without its exchange, in instances that share cores."""
+        job = self.shared_exchange
+        alone = self.time_of(job.shape) if job else None
+        return max((job.update_s - job.seconds) / alone.total_s, 1.0) if job and alone and alone.total_s else 1.0
 
     def line_of(self, micro_batch_size: int) -> Optional[Tuple[float, float]]:
         """Returns the seconds of an update's compute in one process alone, as a fixed part and one per micro batch.

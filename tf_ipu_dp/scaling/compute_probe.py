@@ -162,7 +162,7 @@ def measure_shape(
 
 
 def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, known: ShapeTime) -> SharedExchange:
-    """Trains two instances on this machine for a moment, and returns what their exchanges of gradients took."""
+    """Trains two instances on this machine for a moment, and returns what an update and its exchange took."""
     shape = dataclasses.replace(known.shape, processes=SharedExchange.INSTANCES)
     lines = shape_words(config, shape, None, SharedExchange.INSTANCES * known.total_s)
     replicas = shape.replicas * shape.processes
@@ -172,7 +172,11 @@ def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, know
     updates = sum(record.executions or 0 for record in records) * (config.device_iterations or 1) * shape.processes
     if not updates or any(each.program_collective_s is None for each in rows):
         raise cli.UsageError("The calibration of the exchange has no record that was timed.")
-    return SharedExchange(math.fsum(each.program_collective_s or 0.0 for each in rows) / updates)
+    return SharedExchange(
+        shape,
+        math.fsum(each.program_collective_s or 0.0 for each in rows) / updates,
+        record_windows.median_execution_s([records]) / (config.device_iterations or 1),
+    )
 
 
 def shape_words(

@@ -6,8 +6,8 @@
              + waiting                                     for cores and for each other
 
 On machines of their own, instances wait for the slowest, which follows from the jitter of the shape. Where they share
-cores, a short job of two instances says by how much an exchange takes longer than it does alone; of more instances it
-takes longer by the same share.
+cores, a short job of two instances says by how much an exchange takes longer than it does alone, and the rest of the
+update longer than without exchanges; of more instances they take longer by the same shares.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def predict_cell(
         metrics_s = _all_reduce([_METRICS_BYTES], cell, collective, fabric).seconds
         metrics_s *= min(1.0, _METRICS_PER_S * (time.total_s + exchange_s))
         if shares_cores:
+            time = time.scaled(compute.slowdown)
             waiting_s = _waiting_on_shared_cores(cell, compute, collective)
         else:
             waiting_s = time.deviation_s * expected_maximum(cell.instances)

@@ -31,6 +31,11 @@ def make_time(processes=1, compute_s=0.01, **changes):
     return ShapeTime(Shape(32, 1, 1, processes), compute_s, 0.001, 0.002, 0.003, **changes)
 
 
+def make_job(exchange_s, slowdown=1.0):
+    """Returns a job of two instances whose updates are so much slower than `make_time` without their exchange."""
+    return SharedExchange(Shape(32, 1, 1, 2), exchange_s, slowdown * make_time(2).total_s + exchange_s)
+
+
 def make_cell(instances=1, hosts=1, engine="tf_ipu_dp"):
     return Cell(f"{engine}-{instances}", engine, instances, instances, instances, hosts, 32, 1, 32 * instances, ())
 
@@ -59,17 +64,26 @@ def test_instances_that_share_cores_take_the_time_measured_beside_the_others_and
 
 def test_instances_that_share_cores_wait_by_the_share_that_two_of_them_did():
     alone = {n: collective_model.all_reduce_seconds([BYTES], n, 1, COLLECTIVE).seconds for n in (2, 4)}
-    compute = dataclasses.replace(
-        make_compute(make_time(2), make_time(4)), shared_exchange=SharedExchange(1.5 * alone[2])
-    )
+    compute = dataclasses.replace(make_compute(make_time(2), make_time(4)), shared_exchange=make_job(1.5 * alone[2]))
     found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
     assert [each.parts.waiting_s for each in found] == pytest.approx([0.5 * alone[2], 0.5 * alone[4]])
-    faster = dataclasses.replace(compute, shared_exchange=SharedExchange(0.5 * alone[2]))
+    faster = dataclasses.replace(compute, shared_exchange=make_job(0.5 * alone[2]))
     assert [each.parts.waiting_s for each in prediction.predict([make_cell(2)], faster, COLLECTIVE)] == [0.0]
 
 
+def test_the_rest_of_an_update_takes_longer_by_the_share_that_it_did_in_two_instances():
+    times = (make_time(1), make_time(2), make_time(4, compute_s=0.02))
+    compute = dataclasses.replace(make_compute(*times), shared_exchange=make_job(0.01, slowdown=1.25))
+    alone, two, four = prediction.predict([make_cell(1), make_cell(2), make_cell(4)], compute, COLLECTIVE)
+    assert alone.parts.compute_s == 0.01
+    assert (two.parts.compute_s, four.parts.compute_s) == pytest.approx((0.0125, 0.025))
+    assert two.parts.optimizer_s == pytest.approx(0.0025)
+    faster = dataclasses.replace(compute, shared_exchange=make_job(0.01, slowdown=0.9))
+    assert prediction.predict([make_cell(2)], faster, COLLECTIVE)[0].parts.compute_s == 0.01
+
+
 def test_a_slow_link_is_not_made_slower_by_shared_cores():
-    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=SharedExchange(0.01))
+    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=make_job(0.01))
     fabric = Fabric("slow", 4, Link(rate=1.25e6))
     linked, here = (
         prediction.predict([make_cell(4, hosts=hosts)], compute, COLLECTIVE, given)[0].parts.waiting_s
