@@ -22,12 +22,22 @@ from pathlib import Path
 
 TRAIN = [sys.executable, "-m", "tf_ipu_dp.train", "--sdk=emulator", "--dataset=synthetic", "--seed=1", "--json"]
 GLOBAL_BATCH, MICRO = 256, 32
-UPDATES = {"mlp": 300, "cnn": 80, "resnet20": 16, "resnet50": 8}  # of the global batch, for some seconds
-LOGGED = ["--model=resnet20", "--ipus=8", "--micro_batch_size=32", "--epochs=24steps"]
-COSTS = {
-    "no logging, no checkpoints": [*LOGGED, "--log_every=1000000", "--checkpoint_every=1000000"],
-    "every 3 steps logged, 2 checkpoints": [*LOGGED, "--log_every=3", "--checkpoint_every=12"],
+UPDATES = {"mlp": 300, "cnn": 80, "resnet20": 16, "resnet50": 16}  # of the global batch, for some seconds
+RESNET = ["--model=resnet20", "--ipus=8", "--micro_batch_size=32", "--epochs=24steps"]
+CNN = ["--ipus=8", "--micro_batch_size=32", "--epochs=160steps"]
+OWN_CNN = Path(__file__).parents[1] / "tests" / "programs" / "own" / "cnn.py"  # the built-in one
+# Variants of one run of ours, compared with the first of them.
+VARIANTS = {
+    "costs": {
+        "no logging, no checkpoints": [*RESNET, "--log_every=1000000", "--checkpoint_every=1000000"],
+        "every 3 steps logged, 2 checkpoints": [*RESNET, "--log_every=3", "--checkpoint_every=12"],
+    },
+    "own model": {
+        "--model=cnn": [*CNN, "--model=cnn"],
+        "--model=cnn.py:build": [*CNN, f"--model={OWN_CNN}:build"],
+    },
 }
+SUITES = [*UPDATES, *VARIANTS]
 # Contenders of a model: Keras with a batch, or our run with replicas and micro batch; and whom each is compared with.
 CONTENDERS = {
     "Keras, batch 256": ("keras", 256, None),
@@ -138,29 +148,33 @@ def compare(model, norm, rounds):
     print()
 
 
-def measure_costs(rounds):
-    rates = {name: [] for name in COSTS}
+def compare_variants(suite, rounds):
+    rates = {name: [] for name in VARIANTS[suite]}
     for number in range(rounds):
-        for name, words in COSTS.items():
-            print(f"\rcosts: round {number + 1}/{rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
+        for name, words in VARIANTS[suite].items():
+            print(f"\r{suite}: round {number + 1}/{rounds}, {name:<40}", end="", file=sys.stderr, flush=True)
             rates[name].append(our_rate(words))
     print(f"\r{'':<80}\r", end="", file=sys.stderr)
     first = next(iter(rates.values()))
-    print(f"{'costs':<38}samples/s   ratio")
+    print(f"{suite:<38}samples/s   ratio   from to")
     for name, found in rates.items():
-        ratio = statistics.median(one / base for one, base in zip(found, first))
-        print(f"{name:<38}{statistics.median(found):9,.0f}{ratio:8.2f}")
+        ratios = [one / base for one, base in zip(found, first)]
+        print(
+            f"{name:<38}{statistics.median(found):9,.0f}{statistics.median(ratios):8.2f}"
+            f"{min(ratios):7.2f} {max(ratios):4.2f}"
+        )
+    print()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=[*UPDATES, "costs"])
+    parser.add_argument("--only", choices=SUITES)
     parser.add_argument("--norm", choices=["batch", "group"], default="batch")
     args = parser.parse_args()
-    for suite in [args.only] if args.only else [*UPDATES, "costs"]:
-        if suite == "costs":
-            measure_costs(args.rounds)
+    for suite in [args.only] if args.only else SUITES:
+        if suite in VARIANTS:
+            compare_variants(suite, args.rounds)
         else:
             compare(suite, args.norm, args.rounds)
 
