@@ -37,7 +37,7 @@ def run(tmp_path):
 
 
 # As release 0.1 left it: the verdict is a sentence.
-TIMES = records.RunTimes(100.0, 5.0, 18.0, 1.0, 1.0, 0.0, 30.0)
+TIMES = records.RunTimes(100.0, 5.0, 18.0, 1.0, 1.0, 0.0, 11.0)
 OLD_RESULT = sample_records.make_result(times=TIMES, updates=128, verdict=records.Verdict("unknown", "Held back."))
 
 
@@ -59,7 +59,7 @@ def test_executions_that_are_too_short_get_a_number_that_the_planner_takes(run):
 
 def test_a_run_without_records_of_its_instances_is_judged_by_its_result(run):
     found = diagnosis.explain(run(result=OLD_RESULT))
-    assert found.verdict.kind == "input" and "48 %" in found.verdict.sentence
+    assert found.verdict.kind == "input" and "55 %" in found.verdict.sentence
 
 
 def test_the_verdict_of_the_trainer_is_the_one_that_is_explained(run):
