@@ -109,7 +109,9 @@ def measure_model(name, model):
             study += [f"--updates={MODELS[model]}", f"--study_dir={folder}/study", *words]
             subprocess.run([sys.executable, "-m", "tf_ipu_dp.scaling", *study], capture_output=True, check=True)
             (cell,) = map(json.loads, Path(folder, "study", "cells.jsonl").read_text().splitlines())
-            return cell["samples_per_s"]
+            if not cell["samples"]:
+                sys.exit(cell["reason"])
+            return cell["samples"] / cell["seconds"]
         job = poprun(int(name[0]), 8)
         words += ["--json", f"--epochs={MODELS[model]}steps", f"--run_dir={folder}/run"]
         return read_rate([*job, "-m", "tf_ipu_dp.train", *words])
