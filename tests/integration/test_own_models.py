@@ -112,6 +112,31 @@ def test_weights_are_taken_from_a_run_layers_are_frozen_and_the_best_are_kept_an
     assert done.returncode == 1 and "--freeze=conf1* matches no layer with weights. The nearest are" in done.stderr
 
 
+def test_a_file_of_weights_starts_a_built_in_model(train, folder, weights, model_weights):
+    words = (*FAST, "--model=cnn", "--epochs=4steps")
+    succeed(train(*words, "--run_dir=first", cwd=folder))
+
+    import tf_ipu_dp
+
+    tf_ipu_dp.open_run(folder / "first").model().save_weights(str(folder / "first.weights.h5"))
+    done = succeed(train(*words, "--init_from=first.weights.h5", "--freeze=conv*", "--run_dir=second", cwd=folder))
+    assert "Weights from first.weights.h5: 8 layers loaded" in done.stderr
+    before, after = model_weights(folder / "first"), model_weights(folder / "second")
+    assert len({name for name in before if np.array_equal(before[name], after[name])}) == 15
+
+
+def test_weights_of_samples_count_the_same_on_two_instances(train, folder, model_weights, assert_near):
+    words = ("--model=weights.py:regression", "--dataset=weights.py:arrays", "--ipus=2", "--micro_batch_size=8")
+    words += ("--global_batch_size=32", "--epochs=3", "--deterministic")
+    succeed(train(*words, "--run_dir=weighted_one", cwd=folder))
+    succeed(train(*words, "--instances=2", "--run_dir=weighted_two", cwd=folder))
+    assert_near(model_weights(folder / "weighted_one"), model_weights(folder / "weighted_two"))
+    first, second = (result(folder / name)["validation"] for name in ("weighted_one", "weighted_two"))
+    assert first["samples"] == second["samples"] == 37
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    assert second["metrics"] == pytest.approx(first["metrics"], rel=1e-4)
+
+
 def test_an_own_functional_model_is_cut_into_stages_and_trains_as_one(train, folder, model_weights, assert_near):
     words = ("--model=cnn.py:build", "--global_batch_size=128", "--micro_batch_size=16", "--epochs=4steps")
     words += ("--norm=group", "--deterministic")

@@ -51,6 +51,10 @@ def data(targets, weights=WEIGHTS):
     return first(COUNT), first(HELD)
 
 
+def arrays():
+    return data(TARGETS)
+
+
 def stream():
     train, validation = (tf.data.Dataset.from_tensor_slices(each) for each in data(TARGETS))
     return tf_ipu_dp.Data(train, validation)
@@ -102,7 +106,7 @@ def main():
     def of_two(outputs, count):
         return squares(outputs[1], count) + tf.reduce_mean(tf.abs(outputs[0] - TARGETS[:count]), axis=-1)
 
-    arrays, classes = data(TARGETS), data(LABELS)
+    classes = data(LABELS)
     check(regression, arrays, "one", squares, check_regression, ipus=1)
     check(regression, arrays, "four", squares, check_regression, ipus=4)
     check(regression, arrays, "stages", squares, check_regression, ipus=4, pipeline_stages=2)
