@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Iterator, List, NoReturn
 
 from tf_ipu_dp import cli
+from tf_ipu_dp.datasets import lookup
 
 IMAGES = {".jpg", ".jpeg", ".png", ".gif", ".bmp"}
 TRAIN_FOLDERS = ("train", "training")
@@ -23,6 +24,9 @@ def require_known(path: Path, name: str) -> None:
         return
     if not path.is_dir():
         _refuse(name, "is neither a folder nor an .npz or .csv file on this host")
+    prepared = lookup.prepared_names(str(path))
+    if prepared:
+        _refuse(name, f"has sets that tensorflow-datasets has prepared. Name one: --dataset={Path(name) / prepared[0]}")
     train = next((path / each for each in TRAIN_FOLDERS if (path / each).is_dir()), path)
     classes = class_folders(train)
     if not classes:

@@ -31,6 +31,15 @@ def test_a_class_without_images_is_refused_before_everything_is_looked_at(folder
         own_paths.require_known(folder, "x")
 
 
+def test_a_folder_of_prepared_sets_is_told_from_a_folder_of_classes(tmp_path):
+    for name in ("downloads", "fruit/1.0.0"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("dataset_info.json", "features.json"):
+        (tmp_path / "fruit" / "1.0.0" / name).write_text("{}")
+    with pytest.raises(cli.UsageError, match=r"tensorflow-datasets has prepared. Name one: --dataset=sets/fruit\.$"):
+        own_paths.require_known(tmp_path, "sets")
+
+
 def test_what_cannot_be_looked_at_is_left_out(folder):
     assert own_paths.image_files(folder) == [folder / "cat" / "a.JPG", folder / "dog" / "a.JPG"]
     before = own_paths.content_key(folder)
