@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     order_files.write_answer(answer, order_path)
     if order.processes > 1:
         distributed.barrier()  # process 0 keeps the connections that the others still use
-        # What was measured is written. Ending Gloo's threads in order now and then aborts the process (PyTorch 2.13).
+        # What was measured is written. After that, a process of PyTorch 2.13 was once seen to abort while it ended.
         sys.stderr.flush()
         os._exit(0)
     return 0
