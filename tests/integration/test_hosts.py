@@ -25,6 +25,7 @@ import numpy as np, popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu import distributed
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
+from tf_ipu_dp.emulator.runtime import instances
 
 popdist.init()
 own, count = popdist.getInstanceIndex(), popdist.getNumInstances()
@@ -39,6 +40,7 @@ with PopDistStrategy().scope():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,), kernel_initializer="ones")])
     model.compile("sgd", "mse", steps_per_execution=4)
     model.fit(data.batch(4, drop_remainder=True).repeat(), steps_per_epoch=16, verbose=0)
+assert not instances.uses_shared_memory()
 print(popdist.getLocalInstanceIndex(), *(f"{weight:.5f}" for weight in model.get_weights()[0].ravel()))
 """
 

@@ -1,7 +1,8 @@
 """Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
 
 Everything that instances exchange goes through here, so that all of them make the same calls in the same order. It is
-timed, because this is where instances wait for a slow one.
+timed, because this is where instances wait for a slow one. Gradients of Keras models, which are exchanged in every
+update, go through shared memory if all instances are on one host.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from tf_ipu_dp.emulator import patches, popdist_variables
 from tf_ipu_dp.emulator.runtime import wait_meter
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+_EXCHANGE = "IPU_EMULATOR_EXCHANGE"  # horovod: no shared memory
+_TIMELINE = "HOROVOD_TIMELINE"  # shows what Horovod exchanges, so nothing may bypass it
 _connected = False
 _server: Any = None  # on instance 0, if the launcher runs none
 _sets: Dict[FrozenSet[int], Any] = {}
 _confined: List[FrozenSet[int]] = []
+_on_host: List[Any] = []  # the shared memory of all instances, or None; empty until gradients are first exchanged
 _meter = wait_meter.Meter()  # of traced programs
 _exchanges = wait_meter.RecentTimes(kept=256)  # of gradients
 _eager_lock = threading.Lock()
@@ -79,6 +83,10 @@ def disconnect() -> None:
     """Closes the connection to the other instances."""
     global _connected, _server  # noqa: PLW0603
     if _connected and _size() > 1:
+        while _on_host:
+            memory = _on_host.pop()
+            if memory is not None:
+                memory.close()
         _horovod().shutdown()
         _sets.clear()
         if _server is not None:
@@ -120,7 +128,8 @@ def barrier() -> None:
 def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool = False) -> List[Any]:
     """Returns the sums over all instances: one grouped all-reduce for each type of number.
 
-    `has_gradients`: a traced program that exchanges its gradients; `exchange_times` are those of these exchanges.
+    `has_gradients`: a traced program that exchanges its gradients, through shared memory where that is possible;
+    `exchange_times` are those of these exchanges.
     """
     if count() == 1 or not tensors:
         return list(tensors)
@@ -131,6 +140,9 @@ def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
 
         def exchange(given: List[Any], full_name: str = f"{name}.{dtype.name}") -> Sequence[Any]:
+            memory = _shared_memory(given) if has_gradients else None
+            if memory is not None:
+                return _sum_in_memory(memory, given, full_name)
             return horovod.grouped_allreduce(given, op=horovod.Sum, name=full_name, **_options())
 
         sums.update(zip(places, _timed([tensors[place] for place in places], exchange, spans)))
@@ -175,9 +187,65 @@ def exchange_times() -> Tuple[int, List[float]]:
     return _exchanges.read()
 
 
+def uses_shared_memory() -> bool:
+    """Whether gradients have been exchanged through shared memory so far."""
+    return bool(_on_host) and _on_host[0] is not None
+
+
 def is_waiting() -> bool:
     """Whether this process is in a collective now. Can be called from any thread."""
     return _eager_calls > 0 or _meter.is_waiting()
+
+
+def _shared_memory(tensors: Sequence[Any]) -> Any:
+    """Returns the memory through which a traced program exchanges tensors; None if it has to use Horovod.
+
+    It is made when the first program that exchanges gradients is traced, which all instances do.
+    """
+    import tensorflow as tf
+
+    from tf_ipu_dp.emulator.runtime import shared_memory
+
+    traced = not tf.executing_eagerly() and tf.compat.v1.executing_eagerly_outside_functions()
+    if _confined or not traced or tensors[0].dtype.name not in shared_memory.TYPES:
+        return None
+    if not _on_host:
+        with tf.init_scope():
+            _on_host.append(_connect_on_host())
+    return _on_host[0]
+
+
+def _connect_on_host() -> Any:
+    import tensorflow as tf
+
+    from tf_ipu_dp.emulator.runtime import shared_memory
+
+    horovod = _horovod()
+
+    def gather(content: bytes) -> List[bytes]:
+        own = tf.constant([list(content)], tf.uint8)
+        return [row.tobytes() for row in horovod.allgather(own, name="shared_memory.addresses").numpy()]
+
+    def all_of(value: bool) -> bool:
+        counted = horovod.allreduce(tf.constant(int(value)), op=horovod.Sum, name="shared_memory.connected")
+        return int(counted) == _size()
+
+    # MPI has a shared memory of its own; who starts the instances with it wants it to be used.
+    asks_for_horovod = os.environ.get(_EXCHANGE, "") == "horovod" or _TIMELINE in os.environ
+    is_wanted = not asks_for_horovod and not horovod.mpi_enabled()
+    return shared_memory.connect(_instance_index(), _size(), gather, all_of) if all_of(is_wanted) else None
+
+
+def _sum_in_memory(memory: Any, tensors: Sequence[Any], name: str) -> List[Any]:
+    """Makes a traced program sum tensors over the instances of this host."""
+    import tensorflow as tf
+
+    received = tf.numpy_function(
+        lambda *given: memory.sum(name, given), tensors, [tensor.dtype for tensor in tensors], name="SharedMemorySum"
+    )
+    for tensor, like in zip(received, tensors):
+        tensor.set_shape(like.shape)
+    return list(received)
 
 
 def _allow_subsets() -> None:

@@ -1,0 +1,135 @@
+"""All-reduce through shared memory, between threads that have what instances have: an index, connections and memory."""
+
+import contextlib
+import functools
+import mmap
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf_ipu_dp.emulator.runtime import shared_memory
+
+CHUNK = 64  # bytes: some numbers, so that small arrays have many chunks
+pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="shared memory is for Linux")
+
+
+@contextlib.contextmanager
+def connected(count):
+    """Yields the groups of some instances, and closes them at the end."""
+    memory = mmap.mmap(-1, shared_memory.memory_size(count, CHUNK))
+    peers = [{} for _ in range(count)]
+    for high in range(count):
+        for low in range(high):
+            peers[high][low], peers[low][high] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.ExitStack() as opened:
+        yield [
+            opened.enter_context(contextlib.closing(shared_memory.Group(rank, peers[rank], memory, CHUNK)))
+            for rank in range(count)
+        ]
+
+
+def in_threads(function, *columns):
+    """Calls a function for each instance at the same time; returns what each call returned, or raises its error."""
+    with ThreadPoolExecutor(len(columns[0])) as threads:
+        return [future.result(timeout=60) for future in [threads.submit(function, *row) for row in zip(*columns)]]
+
+
+@given(
+    count=st.integers(2, 5),
+    shapes=st.lists(st.sampled_from([(), (0,), (1,), (5,), (16,), (3, 7), (40,)]), min_size=1, max_size=5),
+    dtype=st.sampled_from(shared_memory.TYPES),
+    seed=st.integers(0, 2**16),
+)
+def test_every_instance_gets_the_sum_in_the_order_of_the_instances_to_the_bit(count, shapes, dtype, seed):
+    values = np.random.default_rng(seed)
+    given_arrays = [[np.asarray(values.normal(size=shape), dtype) for shape in shapes] for _ in range(count)]
+
+    def twice(group, arrays):
+        first = group.sum("gradients", arrays)
+        return group.sum("gradients", [np.negative(array) for array in arrays]), first
+
+    with connected(count) as groups:
+        found = in_threads(twice, groups, given_arrays)
+    expected = [functools.reduce(np.add, arrays) for arrays in zip(*given_arrays)]
+    more = [np.negative(total) for total in expected]
+    for second, first in found:
+        for got, wanted in zip([*first, *second], [*expected, *more]):
+            assert got.dtype == wanted.dtype and got.shape == wanted.shape
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_an_instance_that_ends_is_named_by_those_that_wait_for_it():
+    with connected(2) as (staying, leaving), ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(staying.sum, "gradients", [np.ones(40, np.float32)])
+        leaving.close()
+        with pytest.raises(RuntimeError, match="This instance lost its peers: the connection to instance 1 was closed"):
+            waiting.result(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("others", np.ones(4, np.float32)), ("gradients", np.ones(5, np.float32)), ("gradients", np.ones(4))],
+)
+def test_instances_that_exchange_different_tensors_are_told_so(name, array):
+    with connected(2) as groups, ThreadPoolExecutor(2) as threads:
+        calls = [
+            threads.submit(groups[0].sum, "gradients", [np.ones(4, np.float32)]),
+            threads.submit(groups[1].sum, name, [array]),
+        ]
+        for call, other in zip(calls, (1, 0)):
+            with pytest.raises(RuntimeError, match=f"Instance {other} does not exchange the same tensors as this one"):
+                call.result(timeout=60)
+
+
+class Instances:
+    """What Horovod does for instances while they connect."""
+
+    def __init__(self, count):
+        self.rows, self.turn = [None] * count, threading.Barrier(count)
+
+    def collect(self, rank, value):
+        self.rows[rank] = value
+        self.turn.wait(60)
+        found = list(self.rows)
+        self.turn.wait(60)
+        return found
+
+    def connect(self, rank, wrap=lambda addresses: addresses):
+        return shared_memory.connect(
+            rank, len(self.rows),
+            lambda own: wrap(self.collect(rank, own)), lambda value: all(self.collect(rank, value)),
+        )  # fmt: skip
+
+
+def test_instances_of_one_host_connect_and_strangers_are_turned_away():
+    def disturb(addresses):
+        """Other processes of the user try to connect before the instances do."""
+        for content in (b"", b"hello", addresses[0].rstrip() + b"x"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(addresses[0].rstrip())
+                stranger.send(content)
+        return addresses
+
+    job = Instances(3)
+    groups = in_threads(lambda rank: job.connect(rank, disturb), range(3))
+    sums = in_threads(lambda group, rank: group.sum("g", [np.full(100_000, rank, np.float64)]), groups, range(3))
+    for (total,) in sums:
+        np.testing.assert_array_equal(total, np.full(100_000, 3.0))
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("address", [b"", b"\0tf_ipu_dp-of-another-host"], ids=["without", "elsewhere"])
+def test_nobody_uses_shared_memory_if_one_instance_cannot(address, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_CONNECT_TIMEOUT_S", 0.2)  # so long the others wait for the missing connection
+    job = Instances(3)
+
+    def replace(addresses):
+        return [*addresses[:1], address.ljust(len(addresses[1])), *addresses[2:]]
+
+    assert in_threads(lambda rank: job.connect(rank, replace), range(3)) == [None] * 3
