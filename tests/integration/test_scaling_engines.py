@@ -16,7 +16,8 @@ import pytest
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.collectives import fabric_flags, namespaces, network
-from tf_ipu_dp.scaling import our_runs
+from tf_ipu_dp.collectives.calibration import Calibration, MessageTime
+from tf_ipu_dp.scaling import engine_probe, our_runs, prediction
 from tf_ipu_dp.scaling.engines import keras_training, registry, starter
 from tf_ipu_dp.scaling.engines.protocol import Order
 from tf_ipu_dp.scaling.records import Cell
@@ -174,6 +175,44 @@ def test_processes_on_hosts_by_name_train_too(engine, run_engine, weights_of, tw
     assert np.mean([each.mean_loss for each in answers]) == pytest.approx(expected.mean_loss, rel=1e-4)
     kept = json.loads((tmp_path / f"{engine}-2" / "order.json").read_text(encoding="utf-8"))
     assert kept["samples"].startswith(str(tmp_path)), "the samples are where all hosts find them"
+
+
+@pytest.mark.parametrize("engine", ["keras", *OTHERS])
+def test_programs_of_a_calibration_train_at_once_until_their_time_is_over(engine, tmp_path):
+    order = make_order(updates=2000, together=2, times_updates=True, most_s=0.2)
+    answers = starter.run_together(engine, order, tmp_path)
+    assert len(answers) == 2
+    for answer in answers:
+        assert 3 <= len(answer.update_s) < 2000
+        assert answer.samples == 16 * len(answer.update_s)
+        assert sum(answer.update_s) == pytest.approx(answer.seconds, rel=0.05)
+        assert answer.first_loss > 0 and answer.mean_loss > 0
+    assert len(list(tmp_path.glob("*/ready"))) == 2, "they were timed together"
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_an_engine_is_calibrated_once_and_its_cells_are_predicted(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(engine_probe, "_MOST_S", 0.3)
+    words = ["--model=mlp", "--dataset=synthetic", "--sdk=emulator"]
+    cells = [Cell(f"{engine}-{n}", engine, n, n, n, 1, 16, 1, 16 * n, ()) for n in (1, 2)]
+    said = []
+    found = engine_probe.probe(engine, words, cells, said.append, on_one_machine=False)
+    assert [each.shape.processes for each in found.times] == [1, 2]
+    assert 0 <= found.shared_exchange.seconds < found.shared_exchange.update_s
+    assert len(said) == 1 and said[0].startswith(f"calibrating {engine}: 3 starts, about ")
+    assert engine_probe.probe(engine, words, cells, said.append, on_one_machine=False) == found and len(said) == 1
+    collective = Calibration("2026-11-18", "Horovod", (MessageTime(2048, 1e-4), MessageTime(2e6, 2e-3)))
+    alone, two = prediction.predict_others(cells, found, collective)
+    assert alone.update_s == found.times[0].total_s
+    without, job = found.times[1].total_s, found.shared_exchange.update_s
+    assert two.update_s == pytest.approx(max(without, job))
+
+
+def test_a_program_of_a_calibration_that_fails_ends_the_others(tmp_path):
+    order = make_order(together=2, times_updates=True, weights=str(tmp_path / "missing.npz"))
+    with pytest.raises(cli.UsageError, match=r"^plain Keras failed: FileNotFoundError.*missing\.npz.*$"):
+        starter.run_together("keras", order, tmp_path)
 
 
 def test_an_engine_that_fails_is_one_sentence_with_the_reason(run_engine, tmp_path):

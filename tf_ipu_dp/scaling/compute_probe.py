@@ -67,7 +67,7 @@ def probe(
         shape_of(cell, on_one_machine=on_one_machine): _job_size([*words, *cell.words]).updates_per_epoch
         for cell in ours
     }
-    facts = _facts(config)
+    facts = facts_of(config)
     path = cache_path(os.environ, facts)
     kept = load(path)
     known = {each.shape: each for each in kept.times} if kept else {}
@@ -100,7 +100,7 @@ def probe(
         shared_exchange=exchange,
     )
     if is_new:
-        _save(found, path, announce)
+        save(found, path, announce)
     return found
 
 
@@ -240,8 +240,8 @@ def time_of_records(shape: Shape, processes: Sequence[Sequence[TrainingRecord]],
         overhead,
         # A record's mean of u updates scatters sqrt(u) times less than single updates.
         math.sqrt(math.fsum(deviations) / max(len(rows) - 1, 1)),
-        min(_quantile(factors, 0.1), 1.0),
-        max(_quantile(factors, 0.9), 1.0),
+        min(quantile(factors, 0.1), 1.0),
+        max(quantile(factors, 0.9), 1.0),
     )
 
 
@@ -262,7 +262,8 @@ def load(path: Path) -> Optional[ComputeCalibration]:
         return None
 
 
-def _save(found: ComputeCalibration, path: Path, announce: Announce) -> None:
+def save(found: ComputeCalibration, path: Path, announce: Announce) -> None:
+    """Keeps a calibration in a file; says so if that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         safe_files.write_durably(path, json.dumps(found.to_json(), indent=2) + "\n")
@@ -270,7 +271,8 @@ def _save(found: ComputeCalibration, path: Path, announce: Announce) -> None:
         announce(f"the calibration cannot be kept in {path}: {error.strerror}")
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
+    """Returns the value that a share of the sorted values is below."""
     place = share * (len(values) - 1)
     below = int(place)
     above = min(below + 1, len(values) - 1)
@@ -281,7 +283,7 @@ def _job_size(words: Sequence[str]) -> buckets.JobSize:
     return size.read_job_size(train_flags.parse(words), buckets.FUSION_THRESHOLD)
 
 
-def _facts(config: TrainConfig) -> Dict[str, str]:
+def facts_of(config: TrainConfig) -> Dict[str, str]:
     """Returns what the calibration depends on: the work of an update, versions, machine."""
     free = {*_LAYOUT, *_UNRELATED}
     lines = [line for line in config.flag_lines() if line.lstrip("-").split("=")[0] not in free]

@@ -70,13 +70,27 @@ def _run_engine(
 
 
 def _predict(study: Study, fabric: Optional[Fabric], announce: Announce) -> Sequence[CellPrediction]:
-    from tf_ipu_dp.scaling import compute_probe, prediction
+    from tf_ipu_dp import cli
+    from tf_ipu_dp.scaling import compute_probe, engine_probe, prediction
 
-    compute = compute_probe.probe(study.words, study.cells, announce, on_one_machine=fabric is not None)
     # A calibration that is missing is measured, which takes longer than to predict cells that exchange nothing.
     exchanges = any(cell.instances > 1 for cell in study.cells)
     collective = compute_probe.collective_calibration(announce) if exchanges else None
-    return prediction.predict(study.cells, compute, collective, fabric)
+    emulated = fabric is not None
+    found: List[CellPrediction] = []
+    if any(map(registry.is_ours, study.engines)):
+        compute = compute_probe.probe(study.words, study.cells, announce, on_one_machine=emulated)
+        found += prediction.predict(study.cells, compute, collective, fabric)
+    for engine in study.engines:
+        if registry.is_ours(engine) or registry.missing(engine):
+            continue
+        cells = [cell for cell in study.cells if cell.engine == engine]
+        try:
+            compute = engine_probe.probe(engine, study.words, cells, announce, on_one_machine=emulated)
+            found += prediction.predict_others(cells, compute, collective, fabric)
+        except cli.UsageError as error:  # the others are predicted all the same
+            announce(f"no prediction of {engine}: {error}")
+    return found
 
 
 def _extrapolate(study: Study, extent: Extent, announce: Announce) -> Sequence[Extrapolation]:

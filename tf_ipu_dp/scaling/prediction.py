@@ -8,6 +8,10 @@
 On machines of their own, instances wait for the slowest, which follows from the jitter of the shape. Where they share
 cores, a short job of two instances says by how much an exchange takes longer than it does alone, and the rest of the
 update longer than without exchanges; of more instances they take longer by the same shares.
+
+Another engine hides some of its exchanges behind compute. What a job of two of its processes takes longer than without
+exchanges, over the all-reduce of the model, is the share that is taken to show at all sizes; what a link adds to an
+all-reduce is added as it is.
 """
 
 from __future__ import annotations
@@ -41,6 +45,47 @@ def predict(
     """
     found = [predict_cell(cell, compute, collective, fabric) for cell in cells if cell.engine.startswith(OURS)]
     return [each for each in found if each is not None]
+
+
+def predict_others(
+    cells: Sequence[Cell],
+    compute: ComputeCalibration,
+    collective: Optional[Calibration],
+    fabric: Optional[Fabric] = None,
+) -> List[CellPrediction]:
+    """Returns the predictions of the cells of one other engine, which `compute` was calibrated with."""
+    found = [_predict_other(cell, compute, collective, fabric) for cell in cells]
+    return [each for each in found if each is not None]
+
+
+def _predict_other(
+    cell: Cell, compute: ComputeCalibration, collective: Optional[Calibration], fabric: Optional[Fabric]
+) -> Optional[CellPrediction]:
+    shape = shape_of(cell, on_one_machine=fabric is not None)
+    time, measured = compute.time_of(shape), compute.shared_exchange
+    if time is None or (cell.instances > 1 and (collective is None or measured is None)):
+        return None
+    shown_s = link_s = low = high = 0.0
+    if cell.instances > 1:
+        assert collective is not None and measured is not None
+        here = dataclasses.replace(cell, hosts=1)
+        alone = _all_reduce(compute.bucket_bytes, here, collective, None)
+        two = dataclasses.replace(here, instances=measured.INSTANCES)
+        share = measured.seconds / _all_reduce(compute.bucket_bytes, two, collective, None).seconds
+        shown_s = share * alone.seconds
+        low, high = share * alone.low_s, share * alone.high_s
+        if cell.hosts > 1:
+            linked_s = _all_reduce(compute.bucket_bytes, cell, collective, fabric).seconds
+            link_s = max(linked_s - alone.seconds, 0.0)
+    parts = UpdateParts(time.total_s, 0.0, shown_s + link_s, 0.0, 0.0, 0.0)
+    return CellPrediction(
+        cell.key,
+        parts.total_s,
+        time.total_s * time.low + low + link_s,
+        time.total_s * time.high + high + link_s,
+        parts,
+        core_limited=shape.processes > 1,
+    )
 
 
 def predict_cell(

@@ -102,7 +102,7 @@ def score_sentence(analysis: Analysis) -> str:
     largest, worst = max(errors, key=lambda each: each[0])
     good = sum(error <= GOOD_ERROR for error, _ in errors)
     return (
-        f"Predicted before it was measured, for {cli.count(len(errors), 'cell')} of tf_ipu_dp: mean error "
+        f"Predicted before it was measured, for {cli.count(len(errors), 'cell')}: mean error "
         f"{100 * sum(error for error, _ in errors) / len(errors):.1f} %, largest {100 * largest:.1f} % "
         f"({cell_name(analysis, worst)}); {good} of {len(errors)} within {100 * GOOD_ERROR:.0f} %. "
         "Positive: predicted longer than measured."

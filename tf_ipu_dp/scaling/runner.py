@@ -6,7 +6,6 @@ A run that fails is a measurement with its reason. Ctrl-C ends the run of the mo
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import statistics
 import time
@@ -19,6 +18,7 @@ from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets.info import DatasetInfo
 from tf_ipu_dp.planning import plan
 from tf_ipu_dp.scaling import modes, order, our_runs
+from tf_ipu_dp.scaling.engines import orders
 from tf_ipu_dp.scaling.engines.protocol import Answer, Order
 from tf_ipu_dp.scaling.modes import Length
 from tf_ipu_dp.scaling.our_runs import Place
@@ -159,27 +159,15 @@ class Runner:
 
     def make_order(self, cell: Cell, length: Length) -> Order:
         """Returns what a program of another engine is asked to train."""
-        planned, config = self._plan(cell), self._settings.config
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # Hosts by name are taken to have the cores of this one; emulated ones share them.
         here = -(-cell.instances // cell.hosts) if self._settings.place.hosts else cell.instances
-        return Order(
-            model=config.model,
-            norm=config.norm or "batch",
-            dataset=config.dataset,
-            data_dir=config.data_dir,
-            image_size=config.image_size,
+        return orders.make_order(
+            self._settings.config,
             batch_size=cell.micro_batch_size,
             processes=cell.instances,
-            warmup_updates=length.warmup,
-            updates=length.updates,
-            learning_rate=planned.recipe.learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            seed=config.seed,
-            threads=max(cores // here, 1),
-            l2=config.l2,
-            label_smoothing=config.label_smoothing,
+            on_this_machine=here,
+            length=length,
+            learning_rate=self._plan(cell).recipe.learning_rate,
         )
 
 

@@ -86,14 +86,19 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
     hosts = fabric.hosts if fabric is not None else config.hosts.count if config.hosts is not None else 1
     request = modes.Request(
         mode=values["mode"],
-        sizes=modes.parse_sizes(values["sizes"] or modes.DEFAULT_SIZES[values["mode"]]),
+        sizes=modes.parse_sizes(_or_default(values["sizes"], modes.DEFAULT_SIZES[values["mode"]])),
         unit=values["unit"],
         replicas_per_instance=values["replicas_per_instance"],
-        engines=modes.parse_engines(values["engines"] or _DEFAULT_ENGINE, parts.engines),
+        engines=modes.parse_engines(_or_default(values["engines"], _DEFAULT_ENGINE), parts.engines),
         config=config,
         dataset=facts.find(config),
         hosts=hosts,
     )
+    if values["predict"] is not None and not any(map(parts.is_ours, request.engines)):
+        raise cli.UsageError(
+            f"--predict={values['predict']} extrapolates tf_ipu_dp, and --engines={','.join(request.engines)} is "
+            f"without it. Use --engines={','.join((_DEFAULT_ENGINE, *request.engines))}, or leave --predict out."
+        )
     return Options(
         request=request,
         repeats=values["repeats"],
@@ -108,6 +113,11 @@ def parse(words: Sequence[str], parts: Parts) -> Options:
         json=config.json,
         dry_run=config.dry_run,
     )
+
+
+def _or_default(text: Optional[str], default: str) -> str:
+    """Returns a flag's text, an empty one too: that is a mistake, and no wish for the default."""
+    return default if text is None else text
 
 
 def _share(percent: Optional[float]) -> Optional[float]:
@@ -223,5 +233,8 @@ def _extent(values: Dict[str, Any]) -> Optional[Extent]:
         from tf_ipu_dp.collectives import topology  # imports numpy
 
         for name in names:
-            topology.preset(name)
+            try:
+                topology.preset(name)
+            except cli.UsageError as error:
+                raise cli.UsageError(f"--predict_on={values['predict_on']}: {error}") from None
     return Extent(modes.parse_sizes(values["predict"], "predict"), tuple(names), values["compute_ms"])

@@ -80,7 +80,7 @@ def test_a_process_gets_the_layout_of_its_shape_and_never_ends():
 def test_other_layouts_share_a_file_and_other_models_do_not(tmp_path):
     def path(*words):
         return compute_probe.cache_path(
-            {"XDG_CACHE_HOME": str(tmp_path)}, compute_probe._facts(train_flags.parse(words))
+            {"XDG_CACHE_HOME": str(tmp_path)}, compute_probe.facts_of(train_flags.parse(words))
         )
 
     first = path("--model=mlp", "--ipus=1")

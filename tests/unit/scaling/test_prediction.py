@@ -146,3 +146,43 @@ def test_what_gloo_was_calibrated_with_does_not_predict_mpi():
     cells = [make_cell(1, engine="tf_ipu_dp_mpi"), make_cell(2, engine="tf_ipu_dp_mpi")]
     found = prediction.predict(cells, make_compute(make_time(1), make_time(2)), COLLECTIVE)
     assert [each.cell for each in found] == ["tf_ipu_dp_mpi-1"]
+
+
+def make_engine(*times, exchange_s=None, update_s=0.0):
+    """Returns the calibration of another engine, whose exchange adds so much to an update of two processes."""
+    two = None if exchange_s is None else SharedExchange(Shape(32, 1, 1, 2), exchange_s, update_s)
+    return dataclasses.replace(make_compute(*times), shared_exchange=two)
+
+
+def test_one_process_of_another_engine_takes_what_was_calibrated():
+    (found,) = prediction.predict_others([make_cell(engine="ddp")], make_engine(make_time(low=0.9, high=1.2)), None)
+    assert found.update_s == pytest.approx(0.016) and found.parts.compute_s == found.update_s
+    assert (found.low_s, found.high_s) == pytest.approx((0.016 * 0.9, 0.016 * 1.2)) and not found.core_limited
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 3.0])
+def test_another_engine_shows_the_share_of_its_exchange_that_two_processes_did(share):
+    alone = {n: collective_model.all_reduce_seconds([BYTES], n, 1, COLLECTIVE).seconds for n in (2, 4)}
+    compute = make_engine(make_time(2), make_time(4, compute_s=0.03), exchange_s=share * alone[2])
+    two, four = prediction.predict_others([make_cell(n, engine="ddp") for n in (2, 4)], compute, COLLECTIVE)
+    # What two processes took is predicted as it was measured.
+    assert two.update_s == pytest.approx(0.016 + share * alone[2])
+    assert four.update_s == pytest.approx(0.036 + share * alone[4])
+    assert two.low_s <= two.update_s <= two.high_s and two.core_limited
+
+
+def test_what_a_link_adds_to_the_exchange_of_another_engine_is_not_hidden():
+    compute = make_engine(make_time(4), exchange_s=0.0)
+    fabric = Fabric("slow", 4, Link(rate=1.25e6))
+    linked, here = (
+        prediction.predict_others([make_cell(4, hosts=hosts, engine="ddp")], compute, COLLECTIVE, given)[0].update_s
+        for hosts, given in ((4, fabric), (1, None))
+    )
+    assert here == pytest.approx(0.016) and linked > 1.4 * BYTES / 1.25e6
+
+
+def test_processes_of_another_engine_are_not_predicted_without_what_they_need():
+    cells = [make_cell(1, engine="ddp"), make_cell(2, engine="ddp")]
+    times = (make_time(1), make_time(2))
+    for compute, collective in ((make_engine(*times), COLLECTIVE), (make_engine(*times, exchange_s=0.01), None)):
+        assert [each.cell for each in prediction.predict_others(cells, compute, collective)] == ["ddp-1"]

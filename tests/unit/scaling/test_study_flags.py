@@ -31,8 +31,19 @@ def test_sizes_and_fabrics_to_extrapolate_to():
     assert parse("--predict=16").extent == Extent((16,))
     assert parse("--predict=16", "--compute_ms=1.5").extent == Extent((16,), (), 1.5)
     assert parse().extent is None
-    with pytest.raises(cli.UsageError, match=r"pod65 is not a topology\. Did you mean pod64\?"):
-        parse("--predict=16", "--predict_on=pod65")
+    with pytest.raises(
+        cli.UsageError, match=r"^--predict_on=pod16,pod65: pod65 is not a topology\. Did you mean pod64\?"
+    ):
+        parse("--predict=16", "--predict_on=pod16,pod65")
+
+
+def test_extrapolation_without_our_engine_is_refused_before_anything_is_measured():
+    with pytest.raises(cli.UsageError) as error:
+        parse("--predict=16", "--engines=ddp,keras")
+    assert str(error.value) == (
+        "--predict=16 extrapolates tf_ipu_dp, and --engines=ddp,keras is without it. Use "
+        "--engines=tf_ipu_dp,ddp,keras, or leave --predict out."
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,11 @@ def test_sizes_and_fabrics_to_extrapolate_to():
         (
             "--target_accuracy=0.9",
             "--target_accuracy=0.9 would be 0.9 %: accuracies are in per cent. Write --target_accuracy=90.",
+        ),
+        ("--engines=", "--engines=: an empty name is not an engine. "),
+        (
+            "--sizes=",
+            "--sizes= is not a list of sizes from 1 to 1,048,576. Write 1,2,4 or 16..512, which doubles.",
         ),
         ("--engines=tf_ipu_dp,torch", "--engines=tf_ipu_dp,torch: torch is not an engine. "),
     ],

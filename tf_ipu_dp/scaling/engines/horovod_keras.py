@@ -27,7 +27,12 @@ def main(words: Sequence[str]) -> int:
     model = keras_training.make_model(order)
     optimizer = hvd.DistributedOptimizer(keras_training.make_optimizer(order))
     keras_training.compile_model(model, optimizer, order, experimental_run_tf_function=False)
-    clock = keras_training.make_clock(order, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier"))
+
+    def barrier() -> None:
+        hvd.allreduce(tf.zeros([1]), name="barrier")
+        order_files.wait_for_others(order, Path(words[0]))
+
+    clock = keras_training.make_clock(order, barrier)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), clock]
     model.fit(keras_training.make_input(order, hvd.rank()), verbose=0, callbacks=callbacks)
     engine = f"Horovod {horovod.__version__}, Keras of TensorFlow {tf.__version__}"

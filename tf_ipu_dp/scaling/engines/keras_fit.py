@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> int:
     keras_training.set_up(order)
     model = keras_training.make_model(order)
     keras_training.compile_model(model, keras_training.make_optimizer(order), order)
-    clock = keras_training.make_clock(order, barrier=lambda: None)
+    clock = keras_training.make_clock(order, barrier=lambda: order_files.wait_for_others(order, Path(words[0])))
     model.fit(keras_training.make_input(order, rank=0), verbose=0, callbacks=[clock])
     order_files.write_answer(clock.answer(0, f"Keras of TensorFlow {tf.__version__}"), Path(words[0]))
     return 0

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Optional
 
 from tf_ipu_dp.scaling.engines import samples
 from tf_ipu_dp.scaling.engines.protocol import Answer, Order
+from tf_ipu_dp.scaling.engines.update_times import UpdateTimes
 
 
 def set_up(order: Order) -> None:
@@ -99,21 +100,28 @@ def make_clock(order: Order, barrier: Callable[[], None]) -> Any:
             super().__init__()
             self.began, self.ended = 0.0, 0.0
             self.first_loss, self.mean_loss = 0.0, 0.0
+            self.updates = 0
+            self.times = UpdateTimes(order)
 
         def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
             del logs
             if batch == order.warmup_updates:
                 barrier()
                 self.began = time.perf_counter()
+                self.times.begin(self.began)
 
         def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-            last = order.warmup_updates + order.updates - 1
-            if batch == last:
+            is_last = batch == order.warmup_updates + order.updates - 1
+            is_timed = order.times_updates and batch >= order.warmup_updates
+            if is_timed and self.times.end_update(time.perf_counter()):
+                is_last = self.model.stop_training = True
+            if is_last:
                 self.ended = time.perf_counter()
+                self.updates = batch + 1 - order.warmup_updates
             # Keras reports the mean of the epoch so far.
             if batch == 0:
                 self.first_loss = float((logs or {})["loss"])
-            if batch == last:
+            if is_last:
                 self.mean_loss = float((logs or {})["loss"])
 
         def answer(self, rank: int, engine: str) -> Answer:
@@ -122,9 +130,10 @@ def make_clock(order: Order, barrier: Callable[[], None]) -> Any:
                 rank=rank,
                 engine=engine,
                 seconds=self.ended - self.began,
-                samples=order.updates * order.batch_size,
+                samples=self.updates * order.batch_size,
                 first_loss=self.first_loss,
                 mean_loss=self.mean_loss,
+                update_s=tuple(self.times.seconds),
             )
 
     return Clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import List, Optional
 
@@ -11,6 +12,8 @@ from tf_ipu_dp.runs.records import RecordError
 from tf_ipu_dp.scaling.engines.protocol import Answer, Order
 
 _ORDER = "order.json"
+_READY = "ready"
+_POLL_S = 0.005
 
 
 def write_order(order: Order, folder: Path) -> Path:
@@ -38,6 +41,15 @@ def write_answer(answer: Answer, order_path: Path) -> None:
 def read_answers(folder: Path, processes: int) -> List[Optional[Answer]]:
     """Returns the answers by rank; None for a process that has not answered."""
     return [_read_answer(_answer_path(folder, rank)) for rank in range(processes)]
+
+
+def wait_for_others(order: Order, order_path: Path) -> None:
+    """Returns when all programs that train at once are ready to be timed. Their orders are in neighbouring folders."""
+    if order.together == 1:
+        return
+    (order_path.parent / _READY).touch()
+    while len(list(order_path.parent.parent.glob(f"*/{_READY}"))) < order.together:
+        time.sleep(_POLL_S)
 
 
 def _read_answer(path: Path) -> Optional[Answer]:

@@ -6,7 +6,7 @@ An order is a JSON file whose path is the program's only argument; process RANK 
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from typing import Optional, Tuple
 
 from tf_ipu_dp.runs.records import Record
 
@@ -33,6 +33,9 @@ class Order(Record):
     l2: float = 0.0
     label_smoothing: float = 0.0
     samples: str = ""  # the folder with the arrays of the training samples; `starter.run` fills it in
+    together: int = 1  # programs that train at once, each a job of its own, and begin to be timed together
+    times_updates: bool = False  # each of them, for a calibration
+    most_s: Optional[float] = None  # of timed updates, but at least three; None: all of them. One process only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,3 +50,4 @@ class Answer(Record):
     input_wait_s: Optional[float] = None
     collective_s: Optional[float] = None
     mean_loss: Optional[float] = None  # of all updates, the warm-up included; of this process's samples
+    update_s: Tuple[float, ...] = ()  # of each timed update, if the order asks for them

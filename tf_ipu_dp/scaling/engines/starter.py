@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -24,6 +25,7 @@ from tf_ipu_dp.scaling.records import Cell
 
 _LOG = "engine.log"
 _LAST_BYTES = 65536
+_POLL_S = 0.05
 # poprun's fork with TensorFlow in it would be neither stock Keras nor PyTorch alone.
 _OWN_PYTHON = {"IPU_EMULATOR_PRELOAD": "0"}
 
@@ -63,6 +65,45 @@ def run(
     if status or len(found) < len(answers):
         raise cli.UsageError(f"{engine.title} failed: {_reason(folder / _LOG, status)}")
     return found
+
+
+def run_together(name: str, order: Order, folder: Path) -> List[Answer]:
+    """Trains in `order.together` programs of an engine at once, which exchange nothing, and returns their answers.
+
+    UsageError with the reason if one of them fails; then all are ended.
+    """
+    engine = registry.ENGINES[name]
+    _require_possible(engine, order)
+    exported = _export_samples(order.dataset, order.data_dir, order.image_size, order.seed, None)
+    order = dataclasses.replace(order, samples=str(exported))
+    folders = [folder / str(number) for number in range(order.together)]
+    started: List[subprocess.Popen[bytes]] = []
+    try:
+        for own in folders:
+            own.mkdir(parents=True)
+            words, environ = _command(engine, order, order_files.write_order(order, own), None, ())
+            started.append(start_session(words, {**os.environ, **environ}, own / _LOG))
+        _wait_for_all(started, engine, folders)
+    finally:
+        for process in started:
+            stop_session(process)
+    answers = [order_files.read_answers(own, 1)[0] for own in folders]
+    found = [answer for answer in answers if answer is not None]
+    if len(found) < len(answers):
+        raise cli.UsageError(f"{engine.title} gave no answer.")
+    return found
+
+
+def _wait_for_all(started: Sequence[subprocess.Popen[bytes]], engine: registry.Engine, folders: Sequence[Path]) -> None:
+    """Waits until all programs have ended; UsageError as soon as one has failed, since the others wait for it."""
+    while True:
+        states = [process.poll() for process in started]
+        for status, own in zip(states, folders):
+            if status:
+                raise cli.UsageError(f"{engine.title} failed: {_reason(own / _LOG, status)}")
+        if None not in states:
+            return
+        time.sleep(_POLL_S)
 
 
 def _require_possible(engine: registry.Engine, order: Order) -> None:

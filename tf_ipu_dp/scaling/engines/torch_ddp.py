@@ -15,6 +15,7 @@ from typing import Any, Iterator, List, Sequence, Tuple
 
 from tf_ipu_dp.scaling.engines import order_files, samples, torch_network
 from tf_ipu_dp.scaling.engines.protocol import Answer, Order
+from tf_ipu_dp.scaling.engines.update_times import UpdateTimes
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK")
 _MEETING_FILE = "torch_processes"
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     if order.processes > 1:
         meeting = f"file://{order_path.parent.resolve() / _MEETING_FILE}"
         distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=order.processes)
-    answer = _train(order, rank)
+    answer = _train(order, rank, order_path)
     order_files.write_answer(answer, order_path)
     if order.processes > 1:
         distributed.barrier()  # process 0 keeps the connections that the others still use
@@ -43,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _train(order: Order, rank: int) -> Answer:
+def _train(order: Order, rank: int, order_path: Path) -> Answer:
     import torch
     from torch import distributed
 
@@ -52,12 +53,16 @@ def _train(order: Order, rank: int) -> Answer:
     compute_loss = torch.nn.CrossEntropyLoss(label_smoothing=order.label_smoothing)
     total_loss = torch.zeros([])
     first_loss, input_wait_s, began = 0.0, 0.0, time.perf_counter()
+    times = UpdateTimes(order)
     batches = _read_batches(order, rank)
+    made = 0
     for update in range(order.warmup_updates + order.updates):
         if update == order.warmup_updates:
             if order.processes > 1:
                 distributed.barrier()
+            order_files.wait_for_others(order, order_path)
             input_wait_s, began = 0.0, time.perf_counter()
+            times.begin(began)
         asked = time.perf_counter()
         images, labels = next(batches)
         input_wait_s += time.perf_counter() - asked
@@ -69,16 +74,20 @@ def _train(order: Order, rank: int) -> Answer:
                 torch._foreach_mul_(kernels, 1 - order.learning_rate * order.weight_decay)
         optimizer.step()
         total_loss += loss.detach()
+        made = update + 1
         if update == 0:
             first_loss = float(loss)
+        if order.times_updates and update >= order.warmup_updates and times.end_update(time.perf_counter()):
+            break
     return Answer(
         rank=rank,
         engine=f"PyTorch {torch.__version__}" + (", DDP on Gloo" if order.processes > 1 else ""),
         seconds=time.perf_counter() - began,
-        samples=order.updates * order.batch_size,
+        samples=(made - order.warmup_updates) * order.batch_size,
         first_loss=first_loss,
         input_wait_s=input_wait_s,
-        mean_loss=float(total_loss) / (order.warmup_updates + order.updates),
+        mean_loss=float(total_loss) / made,
+        update_s=tuple(times.seconds),
     )
 
 
