@@ -31,10 +31,16 @@ _MOVED_HEADERS = (
 )  # fmt: skip
 
 
-def install(python: Path, log_dir: Path, status: Status) -> None:
-    """Installs Horovod into the environment of a Python, from the cache or built."""
+def install(python: Path, log_dir: Path, status: Status, *, again: bool = False) -> None:
+    """Installs Horovod into the environment of a Python, from the cache or built.
+
+    `again`: in place of one that may be there. pip keeps one of the same version, although it was built without MPI.
+    """
     wheel = _wheel(python, log_dir, status)
     pip(python, ["install", str(wheel)], log_dir, status, "Installing Horovod")
+    if again:
+        words = ["install", "--force-reinstall", "--no-deps", str(wheel)]
+        pip(python, words, log_dir, status, "Installing Horovod again")
     status.progress("testing Horovod")
     run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Importing Horovod")
 

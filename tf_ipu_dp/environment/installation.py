@@ -34,7 +34,7 @@ def make(target: str, venv: Optional[Path], key: str, status: Status) -> Path:
                 f"only {' and '.join(map(repr, versions.ADDED))} can be added to this one."
             )
         with lock(shared_lock(), status):
-            horovod.install(Path(sys.executable), cache_dir(), status)
+            horovod.install(Path(sys.executable), cache_dir(), status, again=True)
         return Path(sys.executable)
     venv = venv.absolute()
     if not venvs.is_complete(venv, target):

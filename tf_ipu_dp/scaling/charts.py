@@ -12,6 +12,7 @@ from tf_ipu_dp.monitoring.text_layout import number, printable
 from tf_ipu_dp.scaling import chart_marks, published, report_notes, report_tables
 from tf_ipu_dp.scaling.analysis import Analysis, Row, cell_place, engines_of
 from tf_ipu_dp.scaling.chart_marks import Behind
+from tf_ipu_dp.scaling.compute_calibration import OURS
 from tf_ipu_dp.scaling.records import BATCH, COMPARE, INSTANCES, STRONG, WEAK, Extrapolation
 
 _LEGEND_LINE = 0.17  # inches
@@ -219,8 +220,8 @@ def draw_parts(plot: Any, name: str, analysis: Analysis, bars: Sequence[Row]) ->
                 continue
             over = row.cell.global_batch_size if study.mode == BATCH else 1
             mark = report_notes.CORE_MARK if row.core_limited and kind == "measured" else ""
-            both = row.parts is not None and row.predicted is not None
-            labels.append(f"{about}{mark}" if kind == "measured" or not both else "predicted")
+            beside = "predicted" if row.parts is not None else f"{about}, predicted"
+            labels.append(f"{about}{mark}" if kind == "measured" else beside)
             titles.update(chart_marks.draw_bar(plot, f"{name}-{len(places)}", place, parts, unit / over, kind, about))
             places.append(place)
             longest = max(longest, unit / over * parts.total_s)
@@ -289,8 +290,10 @@ def _done(analysis: Analysis) -> List[Row]:
 
 
 def _choose_bars(analysis: Analysis) -> List[Row]:
-    """Returns the rows whose parts are drawn: all, or of many sizes those spread over them."""
-    rows = [row for row in analysis.rows if row.parts is not None or row.predicted is not None]
+    """Returns the rows whose parts are drawn: all of our own engines, or of many sizes those spread over them."""
+    # Of other engines only compute and exchange are told apart, and only in predictions.
+    ours = [row for row in analysis.rows if row.cell.engine.startswith(OURS)]
+    rows = [row for row in ours if row.parts is not None or row.predicted is not None]
     step = -(-2 * len(rows) // _MAX_BARS)
     return rows[:: max(1, step)]
 
@@ -336,6 +339,6 @@ def _extrapolation_text(each: Extrapolation) -> str:
 
 
 def _predicted_engine(analysis: Analysis) -> str:
-    """Returns the engine that extrapolations are of: the first that was predicted, otherwise the study's first."""
-    cells = {cell.key: cell.engine for cell in analysis.study.cells}
-    return next((cells[each.cell] for each in analysis.study.predictions), analysis.study.engines[0])
+    """Returns the engine that extrapolations are of: the first of ours."""
+    engines = analysis.study.engines
+    return next((name for name in engines if name.startswith(OURS)), engines[0])

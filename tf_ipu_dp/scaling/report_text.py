@@ -49,9 +49,16 @@ def title(study: Study) -> str:
 def subtitles(study: Study) -> List[str]:
     """Returns what all cells have in common, and the machine."""
     about = [" ".join(study.words), f"emulated hosts {study.fabric}" if study.fabric else ""]
-    about += [f"{cli.count(study.repeats, 'repeat')} of about {study.seconds:g} s"]
+    about += [f"{cli.count(study.repeats, 'repeat')} of {_length(study)}"]
     facts = [f"{name} {value}" for name, value in study.facts.items()]
     return [printable("; ".join(filter(None, part))) for part in (about, facts) if any(part)]
+
+
+def _length(study: Study) -> str:
+    """Returns how long a run is: its epochs, its updates, or about its seconds."""
+    if study.target_accuracy is not None and study.epochs:
+        return f"--epochs={study.epochs}"
+    return f"about {study.seconds:g} s" if study.updates is None else cli.count(study.updates, "update")
 
 
 def sections(analysis: Analysis) -> List[Tuple[str, Table, List[str]]]:

@@ -61,6 +61,19 @@ def test_mpi_needs_mpirun(monkeypatch, tmp_path):
     assert "needs mpirun, which is not on the PATH" in registry.missing("tf_ipu_dp_mpi")
 
 
+def test_mpi_needs_a_horovod_that_is_built_with_it(monkeypatch, tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    import horovod.tensorflow as hvd
+
+    expected = (
+        f"tf_ipu_dp on Horovod/MPI needs a Horovod that is built with MPI, and that of {sys.executable} is not. With "
+        "Open MPI's headers installed, build it again with: python -m tf_ipu_dp.environment distributed"
+    )
+    assert registry.missing("tf_ipu_dp_mpi") == (None if hvd.mpi_built() else expected)
+
+
 def test_every_command_that_installs_an_engine_exists():
     commands = {engine.installed_by for engine in registry.ENGINES.values()} - {""}
     assert {command.rpartition(" ")[2] for command in commands} <= {*versions.TARGETS, *versions.ADDED}

@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_ipu_dp.monitoring import drawings, panels
-from tf_ipu_dp.scaling import analysis, charts, published, records, report, report_notes, report_page
+from tf_ipu_dp.scaling import (
+    analysis,
+    charts,
+    published,
+    records,
+    report,
+    report_notes,
+    report_page,
+    report_tables,
+    report_text,
+)
 
 VERDICT = "It stops paying at 2 instances. The cores of this machine limit it."
 
@@ -31,6 +41,26 @@ def found(request):
     if request.param == "accuracy":
         return analysis.analyse(*sample_study.make_accuracy_study())
     return analyse(request.param)
+
+
+def test_the_report_says_how_long_a_run_was():
+    for changes, words in (
+        ({"updates": 8}, "3 repeats of 8 updates"),
+        ({"updates": 1}, "3 repeats of 1 update"),
+        ({"target_accuracy": 0.9, "epochs": "5"}, "3 repeats of --epochs=5"),
+    ):
+        study = dataclasses.replace(sample_study.make_study(records.WEAK), **changes)
+        assert report_text.subtitles(study)[0].endswith(f"; {words}")
+
+
+def test_predictions_of_other_engines_are_in_the_scorecard_and_not_among_the_parts_of_an_update():
+    study = sample_study.make_study(records.WEAK)
+    other = dataclasses.replace(study.predictions[0], cell="horovod-1")
+    study = dataclasses.replace(study, predictions=(*study.predictions, other))
+    made = analysis.analyse(study, sample_study.make_measurements(study))
+    assert "horovod" in report_tables.score_table(made).columns[0][1]
+    (bars,) = [panel.draw.keywords["bars"] for panel in charts.make_panels(made) if panel.name == "parts"]
+    assert {row.cell.engine for row in bars} == {"tf_ipu_dp"}
 
 
 def test_a_table_that_does_not_fit_a_terminal_is_a_list_of_all_its_numbers():

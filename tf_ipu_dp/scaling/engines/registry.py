@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import mmap
 import shutil
 import sys
+from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 _HOROVOD = "python -m tf_ipu_dp.environment distributed"
+# Names of libraries in what Open MPI and MPICH are linked with.
+_MPI_LIBRARIES = (b"libmpi.so", b"libmpich.so")
 _TORCH = "python -m tf_ipu_dp.environment ddp"
 
 
@@ -56,4 +60,19 @@ def missing(name: str) -> Optional[str]:
             f"{engine.title} needs mpirun, which is not on the PATH. Install Open MPI with its headers, "
             f"then build Horovod again with: {_HOROVOD}"
         )
+    if name == "tf_ipu_dp_mpi" and not _horovod_has_mpi():
+        return (
+            f"{engine.title} needs a Horovod that is built with MPI, and that of {sys.executable} is not. With Open "
+            f"MPI's headers installed, build it again with: {_HOROVOD}"
+        )
     return None
+
+
+def _horovod_has_mpi() -> bool:
+    """Whether Horovod's library is linked with an MPI; to ask Horovod itself, TensorFlow would be imported."""
+    spec = importlib.util.find_spec("horovod")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        for path in Path(folder).glob("tensorflow/mpi_lib*.so"):
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return any(content.find(library) >= 0 for library in _MPI_LIBRARIES)
+    return False
