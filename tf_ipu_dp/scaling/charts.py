@@ -100,6 +100,7 @@ def draw_efficiency(plot: Any, name: str, analysis: Analysis, behind: Behind) ->
         across = [row.cell.size for row in own]
         values = [100 * (row.efficiency or 0.0) for row in own]
         spans = [row.efficiency_interval for row in own]
+        highest = max(highest, *values)
         chart_marks.draw_line(plot, across, values, engine)
         for size, span in zip(across, spans):
             if span is not None and span.level > 0:

@@ -63,6 +63,19 @@ def test_predictions_of_other_engines_are_in_the_scorecard_and_not_among_the_par
     assert {row.cell.engine for row in bars} == {"tf_ipu_dp"}
 
 
+def test_an_efficiency_above_100_of_a_single_repeat_is_inside_the_picture():
+    study = dataclasses.replace(sample_study.make_study(records.WEAK), repeats=1)
+    measured = [each for each in sample_study.make_measurements(study) if each.repeat == 0]
+    measured = [
+        dataclasses.replace(each, seconds=each.seconds / 3) if each.cell == "tf_ipu_dp-2" else each for each in measured
+    ]
+    made = analysis.analyse(study, measured)
+    (panel,) = [each for each in charts.make_panels(made) if each.name == "efficiency"]
+    figure, _ = panels.make_figure([panel], one_file=True)
+    best = 100 * max(row.efficiency for row in made.rows if row.efficiency is not None)
+    assert best > 200 and figure.axes[0].get_ylim()[1] > best
+
+
 def test_a_table_that_does_not_fit_a_terminal_is_a_list_of_all_its_numbers():
     text = report.render_text(analyse(records.WEAK, engines=("tf_ipu_dp",)), VERDICT, 40)
     parts = text.split("Where the time of one update goes (ms)\n")[1]
