@@ -59,6 +59,7 @@ class SharedExchange(Record):
 
     Horovod's threads then wait for cores, and the instances for each other: the exchange takes longer than alone. And
     they take cores from the rest of the update: it takes longer than in processes that exchange nothing.
+    Instances on one host exchange gradients through shared memory, those of several hosts never.
     """
 
     INSTANCES: ClassVar[int] = 2
@@ -66,6 +67,7 @@ class SharedExchange(Record):
     shape: Shape
     seconds: float  # of the exchange, waiting included
     update_s: float  # all of it
+    in_memory: bool = False  # not through Horovod
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,11 @@ class ComputeCalibration(Record):
         assert found is not None
         longer = {name: getattr(found, name) * turns for name in ("compute_s", "optimizer_s", "overhead_s")}
         return dataclasses.replace(found, shape=shape, **longer)
+
+    @property
+    def exchanges_in_memory(self) -> bool:
+        """Whether the instances of one host were seen to exchange gradients through shared memory."""
+        return self.shared_exchange is not None and self.shared_exchange.in_memory
 
     @property
     def slowdown(self) -> float:

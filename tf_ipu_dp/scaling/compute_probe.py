@@ -50,6 +50,7 @@ _COLLECTIVE_TRIALS = 15
 # Flags that decide what an update computes. All others change how a run is started, kept or shown.
 _LAYOUT = ("ipus", "instances", "micro_batch_size", "gradient_accumulation", "global_batch_size", "hosts")
 _VERSIONS = ("tensorflow", "tensorflow-cpu", "numpy")
+_EXCHANGE, _HOROVOD = "IPU_EMULATOR_EXCHANGE", "horovod"  # gradients do not go through shared memory
 # As poprun sets them, so that the processes of a machine divide its cores.
 _THREADS = ("IPU_EMULATOR_CORES", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
@@ -78,7 +79,10 @@ def probe(
     if missing:
         layouts = "1 layout" if len(missing) == 1 else f"{len(missing)} layouts"
         announce(f"calibrating the compute of {layouts}, about {_guess_seconds(missing)} s, kept in {path}")
-    needs_exchange = shares_cores and exchange is None and _has_horovod()
+    # As the cells do: emulated hosts have a network between them.
+    in_memory = not on_one_machine and all(cell.hosts <= 1 for cell in ours) and os.environ.get(_EXCHANGE) != _HOROVOD
+    is_alike = exchange is not None and exchange.in_memory == in_memory
+    needs_exchange = shares_cores and not is_alike and _has_horovod()
     with ProbeProcesses(emulated=_is_emulated(config)) as processes:
         for shape in missing:
             fastest = min(known.values(), key=lambda each: each.total_s / each.shape.samples, default=None)
@@ -87,7 +91,7 @@ def probe(
         if needs_exchange:
             announce("calibrating the exchange of two instances that share the cores, about 10 s")
             smallest = min(known, key=lambda shape: shape.samples)
-            exchange = measure_shared_exchange(processes, config, known[smallest])
+            exchange = measure_shared_exchange(processes, config, known[smallest], in_memory=in_memory)
     is_new = bool(missing) or needs_exchange
     found = ComputeCalibration(
         date=kept.date if kept and not is_new else date.today().isoformat(),
@@ -161,13 +165,16 @@ def measure_shape(
     return time_of_records(shape, records, config.device_iterations or 1)
 
 
-def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, known: ShapeTime) -> SharedExchange:
+def measure_shared_exchange(
+    processes: ProbeProcesses, config: TrainConfig, known: ShapeTime, *, in_memory: bool
+) -> SharedExchange:
     """Trains two instances on this machine for a moment, and returns what an update and its exchange took."""
     shape = dataclasses.replace(known.shape, processes=SharedExchange.INSTANCES)
     lines = shape_words(config, shape, None, SharedExchange.INSTANCES * known.total_s)
     replicas = shape.replicas * shape.processes
     ipus = replicas * topology.ipus_per_replica(config.requested_stages or 1)
-    records = processes.measure_job([*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"])
+    words = [*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"]
+    records = processes.measure_job(words, {} if in_memory else {_EXCHANGE: _HOROVOD})
     rows = [each for record in records for each in record.instances]
     updates = sum(record.executions or 0 for record in records) * (config.device_iterations or 1) * shape.processes
     if not updates or any(each.program_collective_s is None for each in rows):
@@ -176,6 +183,7 @@ def measure_shared_exchange(processes: ProbeProcesses, config: TrainConfig, know
         shape,
         math.fsum(each.program_collective_s or 0.0 for each in rows) / updates,
         record_windows.median_execution_s([records]) / (config.device_iterations or 1),
+        in_memory,
     )
 
 

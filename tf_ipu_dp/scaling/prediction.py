@@ -7,7 +7,8 @@
 
 On machines of their own, instances wait for the slowest, which follows from the jitter of the shape. Where they share
 cores, a short job of two instances says by how much an exchange takes longer than it does alone, and the rest of the
-update longer than without exchanges; of more instances they take longer by the same shares.
+update longer than without exchanges; of more instances they take longer by the same shares. If they exchange gradients
+through shared memory, that job has measured all of the exchange: more instances than cores take turns.
 
 Another engine hides some of its exchanges behind compute. What a job of two of its processes takes longer than without
 exchanges, over the all-reduce of the model, is the share that is taken to show at all sizes; what a link adds to an
@@ -102,11 +103,15 @@ def predict_cell(
         assert collective is not None
         exchange = _all_reduce(compute.bucket_bytes, cell, collective, fabric)
         exchange_s, low_s, high_s = exchange.seconds, exchange.low_s, exchange.high_s
+        in_memory = shares_cores and cell.hosts <= 1 and fabric is None and compute.exchanges_in_memory
+        if in_memory:
+            exchange_s = _exchange_in_memory(cell, compute)
+            low_s, high_s = exchange_s * min(time.low, 1.0), exchange_s * max(time.high, 1.0)
         metrics_s = _all_reduce([_METRICS_BYTES], cell, collective, fabric).seconds
         metrics_s *= min(1.0, _METRICS_PER_S * (time.total_s + exchange_s))
         if shares_cores:
             time = time.scaled(compute.slowdown)
-            waiting_s = _waiting_on_shared_cores(cell, compute, collective)
+            waiting_s = 0.0 if in_memory else _waiting_on_shared_cores(cell, compute, collective)
         else:
             waiting_s = time.deviation_s * expected_maximum(cell.instances)
     parts = UpdateParts(
@@ -126,6 +131,14 @@ def predict_cell(
         parts,
         core_limited=shares_cores,
     )
+
+
+def _exchange_in_memory(cell: Cell, compute: ComputeCalibration) -> float:
+    """Returns how long instances of one host take to exchange gradients, waiting for each other included."""
+    measured = compute.shared_exchange
+    assert measured is not None
+    turns = max(cell.instances, compute.cores) / max(measured.INSTANCES, compute.cores)
+    return measured.seconds * turns
 
 
 def _waiting_on_shared_cores(cell: Cell, compute: ComputeCalibration, collective: Calibration) -> float:

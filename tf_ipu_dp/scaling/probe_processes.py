@@ -81,12 +81,12 @@ class ProbeProcesses:
         with training(flag_file, run_dirs, dict(environ)) as trained:
             return wait_for_records(trained)
 
-    def measure_job(self, words: Sequence[str]) -> List[TrainingRecord]:
+    def measure_job(self, words: Sequence[str], environ: Dict[str, str]) -> List[TrainingRecord]:
         """Starts a job of several instances with `launch`, and returns its records."""
         self._stop_program()
         run_dir, output = self._folder / "job", self._folder / "job.txt"
         process = start_session(
-            _python("tf_ipu_dp.launch", "--", *words, f"--run_dir={run_dir}"), self._variables(), output
+            _python("tf_ipu_dp.launch", "--", *words, f"--run_dir={run_dir}"), {**self._variables(), **environ}, output
         )
         try:
             (records,) = wait_for_records([Trained(process, run_dir, output)])

@@ -71,6 +71,20 @@ def test_instances_that_share_cores_wait_by_the_share_that_two_of_them_did():
     assert [each.parts.waiting_s for each in prediction.predict([make_cell(2)], faster, COLLECTIVE)] == [0.0]
 
 
+@pytest.mark.parametrize(("cores", "turns"), [(2, [1, 2]), (4, [1, 1]), (3, [1, 4 / 3])])
+def test_an_exchange_through_shared_memory_takes_what_was_measured_and_more_instances_than_cores_take_turns(
+    cores, turns
+):
+    job = dataclasses.replace(make_job(0.0004), in_memory=True)
+    compute = dataclasses.replace(make_compute(make_time(2), make_time(4)), shared_exchange=job, cores=cores)
+    found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
+    assert [each.parts.collective_s for each in found] == pytest.approx([0.0004 * each for each in turns])
+    assert [each.parts.waiting_s for each in found] == [0.0, 0.0]
+    # Emulated hosts have a network between them.
+    (linked,) = prediction.predict([make_cell(4, hosts=4)], compute, COLLECTIVE, Fabric("slow", 4, Link(rate=1.25e6)))
+    assert linked.parts.collective_s > 0.01
+
+
 def test_the_rest_of_an_update_takes_longer_by_the_share_that_it_did_in_two_instances():
     times = (make_time(1), make_time(2), make_time(4, compute_s=0.02))
     compute = dataclasses.replace(make_compute(*times), shared_exchange=make_job(0.01, slowdown=1.25))
