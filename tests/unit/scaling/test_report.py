@@ -171,10 +171,7 @@ def test_the_scorecard_counts_the_predictions_that_were_good():
     study = dataclasses.replace(study, predictions=tuple(predictions))
     found = analysis.analyse(study, sample_study.make_measurements(study))
     sentence = report_notes.score_sentence(found)
-    assert (
-        "3 cells of tf_ipu_dp: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %."
-        in sentence
-    )
+    assert "for 3 cells: mean error 11.3 %, largest 20.0 % (tf_ipu_dp at 2 instances); 2 of 3 within 10 %." in sentence
 
 
 def test_the_csv_has_a_line_for_each_cell_with_units_in_its_names(found):
