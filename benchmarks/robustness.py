@@ -90,6 +90,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/robustness"))
     parser.add_argument("--minutes", type=float, default=7.0)
+    parser.add_argument("--limit_s", type=float, help="a case that takes longer has failed; each campaign has its own")
     parser.add_argument("--resumes", type=int, default=0, help="folders: so many of them are really resumed")
     options = parser.parse_args()
     wanted, size = CAMPAIGNS[options.campaign]
@@ -101,10 +102,11 @@ def main():
     parts = read_parts(path)
     done = sum(part["count"] for part in parts)
     deadline = time.monotonic() + 60 * options.minutes
+    limit_s = options.limit_s or module.LIMIT_S
     with module.prepare(options) as state:
         while done < wanted and time.monotonic() < deadline:
             count = min(size, wanted - done)
-            part = try_part(module, state, done, count, options.seed, module.LIMIT_S)
+            part = try_part(module, state, done, count, options.seed, limit_s)
             parts.append(part)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(part) + "\n")

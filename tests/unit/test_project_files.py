@@ -59,3 +59,14 @@ def test_what_every_environment_runs_is_a_file_or_begins_the_name_of_a_test():
         if not (folder / file).exists() or f"\ndef {name}" not in (folder / file).read_text(encoding="utf-8")
     ]
     assert [entry for entry in without if entry[1] or not (folder / entry[0]).exists()] == []
+
+
+def test_no_unit_test_exchanges_the_environment_of_the_process_that_runs_others():
+    # Emptying and refilling it moves it in memory. A thread of tf.data that reads it meanwhile ends the process, and
+    # all tests that were to follow. monkeypatch.setenv and delenv change one variable.
+    exchanges = re.compile(
+        r"patch\.dict\(\s*(?:\"|')?os\.environ|^\s*os\.environ\.clear\(|^\s*os\.environ = ", re.MULTILINE
+    )
+    assert exchanges.search("with mock.patch.dict(os.environ, launcher):")
+    files = [*(ROOT / "tests" / "unit").rglob("*.py"), ROOT / "tests" / "conftest.py"]
+    assert [path.name for path in files if path != Path(__file__) and exchanges.search(path.read_text("utf-8"))] == []
