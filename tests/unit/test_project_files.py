@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,16 @@ def test_no_unit_test_exchanges_the_environment_of_the_process_that_runs_others(
     assert exchanges.search("with mock.patch.dict(os.environ, launcher):")
     files = [*(ROOT / "tests" / "unit").rglob("*.py"), ROOT / "tests" / "conftest.py"]
     assert [path.name for path in files if path != Path(__file__) and exchanges.search(path.read_text("utf-8"))] == []
+
+
+def test_a_test_process_that_dies_fails_the_test_that_it_ran(tmp_path):
+    (options,) = re.findall(r"-m pytest (-n 2 .*?) \"", (ROOT / "launch" / "test").read_text(encoding="utf-8"))
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    for name in "abcd":
+        dies = f"    if '{name}' == 'c': os.kill(os.getpid(), signal.SIGKILL)\n"
+        text = f"import os, signal\ndef test_first(): pass\ndef test_last():\n{dies}"
+        (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", *options.split(), "--rootdir=.", "-o", "addopts=", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1 and "crashed while running 'test_c.py::test_last'" in done.stdout
+    assert "1 failed" in done.stdout and "INTERNALERROR" not in done.stdout
