@@ -29,6 +29,8 @@ exec cmake "$@"
 _MOVED_HEADERS = (
     "client/xla_builder.h", "service/custom_call_target_registry.h", "service/hlo.pb.h", "shape.h", "xla_data.pb.h",
 )  # fmt: skip
+# Horovod uses std::logic_error without including its header; with g++ 14 no other header brings it along.
+_MISSING_INCLUDES = "-include stdexcept"
 
 
 def install(python: Path, log_dir: Path, status: Status, *, again: bool = False) -> None:
@@ -126,6 +128,7 @@ def _build(python: Path, scratch: Path, log_dir: Path, status: Status) -> Path:
         "CMAKE_BUILD_PARALLEL_LEVEL": str(cores),
         "MAKEFLAGS": f"-j{cores}",
         "CPLUS_INCLUDE_PATH": f"{include}{os.pathsep if include else ''}{headers}",
+        "CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} {_MISSING_INCLUDES}".strip(),
         "HOROVOD_CMAKE": str(cmake),
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_GLOO": "1",

@@ -4,6 +4,7 @@ import io
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -273,3 +274,22 @@ def test_a_tensorflow_without_a_wheel_is_a_sentence_that_names_the_page(tmp_path
         f"{platform.system()} {platform.machine()}, or the package index does not have it. "
         "docs/platforms.md says which Pythons have one; TF_IPU_DP_PYTHON chooses another."
     )
+
+
+def test_horovod_is_compiled_with_the_header_that_it_misses_beside_the_flags_of_the_user(tmp_path, monkeypatch):
+    built = []
+
+    def build(python, words, log_dir, status, what, settings=None):
+        if words[0] == "wheel":
+            built.append(settings)
+            out = Path(words[words.index("--wheel-dir") + 1])
+            out.mkdir()
+            (out / "horovod-0.28.1-x.whl").touch()
+
+    monkeypatch.setattr(horovod, "pip", build)
+    (tmp_path / "scratch").mkdir()
+    for given, expected in (("-O1", "-O1 -include stdexcept"), ("", "-include stdexcept")):
+        monkeypatch.setenv("CXXFLAGS", given)
+        wheel = horovod._build(Path("python"), tmp_path / "scratch", tmp_path, Status("x", io.StringIO()))
+        assert wheel.parent == tmp_path and built.pop()["CXXFLAGS"] == expected
+        shutil.rmtree(tmp_path / "scratch" / "out")
