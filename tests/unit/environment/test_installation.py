@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 import platform
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import venv
 from pathlib import Path
 
@@ -124,6 +129,17 @@ def test_stock_tensorflow_is_not_taken_for_the_sdk_s(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     assert poplar.has_poplar_tensorflow()
+
+
+def test_a_long_line_is_broken_between_words_on_a_terminal():
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(main, "rb") as reader, os.fdopen(other, "w") as terminal:
+        Status("launch/train", terminal).info(
+            "installing TensorFlow and its dependencies (about 250 MB; 1 to 3 minutes)."
+        )
+        assert reader.readline().endswith(b"(about 250 MB; 1 to 3\r\n")
+        assert reader.readline() == b"  minutes).\r\n"
 
 
 def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_file():
