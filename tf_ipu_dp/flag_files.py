@@ -67,8 +67,7 @@ def _read_lines(value: str) -> List[str]:
         if not flag.startswith("-") or "\0" in flag:
             shown = flag if len(flag) <= 60 else f"{flag[:57]}..."
             raise UsageError(
-                f"--flagfile={value} cannot be read: line {number} is {shown!r}, and not a flag like --ipus=8. "
-                f"{advice}"
+                f"--flagfile={value} cannot be read: line {number} is {shown!r}, and not a flag like --ipus=8. {advice}"
             )
         if Path(value).name == _OF_A_RUN and flag.lstrip("-").split("=")[0] == "flagfile":
             raise UsageError(

@@ -229,6 +229,34 @@ def test_a_repair_that_fails_is_tried_again_by_the_next_start(complete_venv, mon
     assert (folder.parent / "venv.installing").exists()
 
 
+@pytest.mark.parametrize(
+    ("tensorflow", "imported", "expected"),
+    [("2.15.1", "json", []), ("2.15.2", "json", ["horovod"]), ("2.15.1", "no_such_module", ["horovod"])],
+)
+def test_an_addition_keeps_a_horovod_that_can_be_imported_with_the_same_tensorflow(
+    tmp_path, monkeypatch, tensorflow, imported, expected
+):
+    site = tmp_path / "venv" / "lib" / "python3" / "site-packages"
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    for name in ("horovod-0.28.1", "tensorflow_cpu-2.15.1"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+
+    def install(*_):
+        former = site / "tensorflow_cpu-2.15.1.dist-info"
+        former.rename(former.with_name(f"tensorflow_cpu-{tensorflow}.dist-info"))
+
+    built = []
+    monkeypatch.setattr(venvs, "pip", install)
+    monkeypatch.setattr(venvs.versions, "split_requirements", lambda lines: (lines, []))
+    monkeypatch.setattr(venvs, "run", lambda *_: None)
+    monkeypatch.setattr(venvs.horovod, "_IMPORT", f"import {imported}")
+    monkeypatch.setattr(venvs.horovod, "install", lambda *_: built.append("horovod"))
+    extras = ["distributed", "host"]
+    venvs._install(tmp_path / "venv", [*extras, "lint"], extras, Status("x", io.StringIO()))
+    assert built == expected
+
+
 def test_an_environment_in_use_is_not_made_again_for_another_python(complete_venv):
     folder, calls = complete_venv
     state = json.loads((folder / "tf_ipu_dp.json").read_text(encoding="utf-8"))
