@@ -39,7 +39,7 @@ def read(words: Sequence[str]) -> List[str]:
         files += 1
         if path in inside or files > _MAX_FILES:
             reason = "it reads itself" if path in inside else f"more than {_MAX_FILES} flag files are named"
-            raise UsageError(f"--flagfile cannot be read: {value}: {reason}. Write all flags into one file.")
+            raise UsageError(f"--flagfile={value} cannot be read: {reason}. Write all flags into one file.")
         pending += [(line, (*inside, path)) for line in reversed(_read_lines(value))]
     return found
 
@@ -52,13 +52,13 @@ def _read_lines(value: str) -> List[str]:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--flagfile cannot be read: {reason}: {value!r}. {advice}") from None
+        raise UsageError(f"--flagfile={value} cannot be read: {reason}. {advice}") from None
     if len(content) > _MAX_BYTES:
-        raise UsageError(f"--flagfile cannot be read: {value} is longer than {_MAX_BYTES:,} bytes. {advice}")
+        raise UsageError(f"--flagfile={value} cannot be read: it is longer than {_MAX_BYTES:,} bytes. {advice}")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"--flagfile cannot be read: {value} is not text ({error.reason}). {advice}") from None
+        raise UsageError(f"--flagfile={value} cannot be read: it is not text ({error.reason}). {advice}") from None
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
         flag = line.strip()
@@ -67,12 +67,11 @@ def _read_lines(value: str) -> List[str]:
         if not flag.startswith("-") or "\0" in flag:
             shown = flag if len(flag) <= 60 else f"{flag[:57]}..."
             raise UsageError(
-                f"--flagfile cannot be read: line {number} of {value} is {shown!r}, and not a flag like --ipus=8. "
-                f"{advice}"
+                f"--flagfile={value} cannot be read: line {number} is {shown!r}, and not a flag like --ipus=8. {advice}"
             )
         if Path(value).name == _OF_A_RUN and flag.lstrip("-").split("=")[0] == "flagfile":
             raise UsageError(
-                f"--flagfile cannot be read: line {number} of {value} names another flag file, and a run saves all its "
+                f"--flagfile={value} cannot be read: line {number} names another flag file, and a run saves all its "
                 "flags in one. Remove that line."
             )
         lines.append(flag)

@@ -122,7 +122,7 @@ def test_an_unreadable_flag_file_is_one_sentence(tmp_path, content):
     if content:
         path.write_bytes(content)
     (sentence,) = sentences(f"--flagfile={path}")
-    assert sentence.startswith("--flagfile cannot be read: ")
+    assert sentence.startswith(f"--flagfile={path} cannot be read: ")
     assert "Errno" not in sentence and "Unable to open" not in sentence
 
 

@@ -17,6 +17,8 @@ from tf_ipu_dp.environment.locks import cache_dir, write
 from tf_ipu_dp.environment.status import SetupError, Status
 
 HOROVOD = "horovod==0.28.1"
+PACKAGES = ("horovod", "tensorflow", "tensorflow-cpu")  # whose versions must fit each other
+_IMPORT = "import horovod.tensorflow"
 # cmake 4 rejects Horovod's CMakeLists; setuptools 70 breaks its setup.py. With ninja no make has to be installed.
 _BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
 # Horovod's setup.py passes make's VERBOSE=1 to every build tool; ninja would take it for a target.
@@ -44,7 +46,12 @@ def install(python: Path, log_dir: Path, status: Status, *, again: bool = False)
         words = ["install", "--force-reinstall", "--no-deps", str(wheel)]
         pip(python, words, log_dir, status, "Installing Horovod again")
     status.progress("testing Horovod")
-    run([str(python), "-c", "import horovod.tensorflow"], log_dir, status, "Importing Horovod")
+    run([str(python), "-c", _IMPORT], log_dir, status, "Importing Horovod")
+
+
+def works(python: Path) -> bool:
+    """Whether the Horovod in the environment of a Python can be imported."""
+    return subprocess.run([str(python), "-c", _IMPORT], check=False, capture_output=True).returncode == 0
 
 
 def require_compiler_or_wheel() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 
 def remove_damaged(venv: Path) -> List[str]:
@@ -30,9 +30,12 @@ def find_replaced(venv: Path, constraints: Path) -> List[str]:
         match = re.fullmatch(r"([\w.-]+)==([^;\s]+)", line.strip())  # without a marker, which only pip can evaluate
         if match:
             pins[_normalise(match[1])] = match[2]
-    infos = [info for site in _site_packages(venv) for info in site.glob("*.dist-info")]
-    installed = dict(map(_name_and_version, infos))
-    return sorted(name for name, version in installed.items() if pins.get(name, version) != version)
+    return sorted(name for name, version in _installed(venv).items() if pins.get(name, version) != version)
+
+
+def find_versions(venv: Path, names: Sequence[str]) -> Dict[str, str]:
+    """Returns the versions of those of the packages that are installed, by their names."""
+    return {name: version for name, version in _installed(venv).items() if name in names}
 
 
 def find_user(venv: Path, proc: Path = Path("/proc")) -> Optional[int]:
@@ -41,6 +44,10 @@ def find_user(venv: Path, proc: Path = Path("/proc")) -> Optional[int]:
         if int(folder.name) not in (os.getpid(), os.getppid()) and _uses(folder, venv):
             return int(folder.name)
     return None
+
+
+def _installed(venv: Path) -> Dict[str, str]:
+    return dict(_name_and_version(info) for site in _site_packages(venv) for info in site.glob("*.dist-info"))
 
 
 def _uses(process: Path, venv: Path) -> bool:

@@ -6,6 +6,8 @@ import shutil
 import time
 from typing import TextIO
 
+from tf_ipu_dp import terminal_text
+
 
 class SetupError(Exception):
     """The environment cannot be made. The text is one sentence for the user, with what to do."""
@@ -25,7 +27,7 @@ class Status:
     def info(self, text: str) -> None:
         """Writes a line that stays on the screen."""
         self._clear()
-        self._stream.write(f"{self._program}: {text}\n")
+        self._stream.write(terminal_text.wrap(f"{self._program}: {text}", terminal_text.width_of(self._stream)) + "\n")
         self._stream.flush()
 
     def progress(self, text: str, keep: bool = False) -> None:

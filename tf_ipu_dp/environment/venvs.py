@@ -104,8 +104,10 @@ def _refuse_if_used(venv: Path, change: str) -> None:
 def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]], status: Status) -> None:
     """Installs the extras; `present` are those of a complete environment that is extended, None for a new one."""
     python = venv / "bin" / "python"
-    if "distributed" in extras and not (present and "distributed" in present):
+    has_horovod = "distributed" in (present or ())
+    if "distributed" in extras and not has_horovod:
         horovod.require_compiler_or_wheel()
+    former = installed_packages.find_versions(venv, horovod.PACKAGES) if has_horovod else {}
     started = time.monotonic()
     for ready in venv.glob("ready-*"):
         ready.unlink()
@@ -137,7 +139,10 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     status.progress("testing TensorFlow")
     run([str(python), "-c", "import tensorflow"], venv, status, "Importing TensorFlow")
     if "distributed" in extras:
-        horovod.install(python, venv, status)
+        # One that works is kept: a new MPI or a lost cache is no reason to build for minutes before a training.
+        is_kept = "horovod" in former and former == installed_packages.find_versions(venv, horovod.PACKAGES)
+        if not (is_kept and horovod.works(python)):
+            horovod.install(python, venv, status)
     compiling = [str(python), "-m", "compileall", "-q", str(versions.ROOT / "tf_ipu_dp")]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
     status.info(f"{venv} is ready after {time.monotonic() - started:.0f} s.")

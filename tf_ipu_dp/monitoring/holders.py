@@ -28,7 +28,8 @@ def render_holders(processes: Sequence[snapshots.Process]) -> str:
     parts = [_render(each) for each in holding[:_MAX_NAMED]]
     if len(holding) > _MAX_NAMED:
         parts.append(f"{cli.count(len(holding) - _MAX_NAMED, 'more process', 'more processes')} the others")
-    held = f"{'; '.join(parts)}. " if parts else ""
+    sentence = "; ".join(parts)
+    held = f"{sentence[0].upper()}{sentence[1:]}. " if parts else ""
     return f"{held}Wait for them, use fewer --ipus, or look with: python -m tf_ipu_dp.monitor"
 
 
@@ -36,4 +37,4 @@ def _render(process: snapshots.Process) -> str:
     user = f" of {text_layout.printable(process.user)}" if process.user else ""
     run = f" for the run {text_layout.printable(process.run)}" if process.run else ""
     ipus = "IPU" if len(process.ipus) == 1 else "IPUs"
-    return f"Process {process.pid}{user} holds {ipus} {text_layout.id_ranges(process.ipus)}{run}"
+    return f"process {process.pid}{user} holds {ipus} {text_layout.id_ranges(process.ipus)}{run}"

@@ -325,10 +325,14 @@ def _add_run_status(process: Process, status: Optional[heartbeat.Status], now: f
 
 
 def _time_left(status: heartbeat.Status) -> Optional[float]:
-    """Returns the expected rest of the training; it passes only while the run trains."""
-    if status.eta_s is None:
-        return None
-    return max(status.eta_s - (status.still_s if status.phase == "training" else 0.0), 0.0)
+    """Returns the expected rest of the training; it passes only while the run trains.
+
+    None once it has passed without a step: the run does not do what was expected of it.
+    """
+    if status.phase != "training" or status.eta_s is None:
+        return status.eta_s
+    left = status.eta_s - status.still_s
+    return max(left, 0.0) if left >= 0.0 or status.still_s <= _STALLED_S else None
 
 
 def _read_run(folder: str) -> List[heartbeat.Status]:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.monitoring import text_layout
 from tf_ipu_dp.monitoring.text_layout import BOLD, DisplayOptions, printable
@@ -79,7 +79,8 @@ def render(details: RunDetails, options: DisplayOptions, environ: Mapping[str, s
         blocks += ["\n", _heading("Flags that are not the defaults", options)]
         blocks += [f"  {printable(flag)}\n" for flag in flags]
     if details.result is not None:
-        blocks.append(result_report.render_result(_printable(details.result), options.width, options.colour))
+        result = _as_seen_from_here(_printable(details.result), printable(run.run_dir))
+        blocks.append(result_report.render_result(result, options.width, options.colour))
     blocks += ["\n", _heading("To go on with it", options)]
     blocks += [f"  {line}\n" for line in _commands(details, environ)]
     return "".join(blocks)
@@ -112,11 +113,26 @@ def _commands(details: RunDetails, environ: Mapping[str, str]) -> List[str]:
             f"python -m tf_ipu_dp.predict {path} IMAGE ...",
         ]
         if details.summary.state in (summaries.INTERRUPTED, summaries.FAILED):
-            lines.insert(0, f"python -m tf_ipu_dp.train --run_dir={path}")
+            lines.insert(0, cli.resume_command(folder.path, {}, _own_code(details.flags)))
     lines.append(f"python -m tf_ipu_dp.monitor --explain={path}")
     if folder.tensorboard.is_dir():
         lines.append(f"tensorboard --logdir={shlex.quote(str(folder.tensorboard))}")
     return [cli.as_started(line, environ) for line in lines]
+
+
+def _own_code(flags: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the functions of the user, by the flag: a command that resumes must name them again."""
+    named = {name: flags.get(name, "") for name in ("model", "dataset", "callbacks")}
+    return {name: text for name, text in named.items() if user_code.is_reference(text) and text.isprintable()}
+
+
+def _as_seen_from_here(result: RunResult, run_dir: str) -> RunResult:
+    """Returns a result with the folder as it was given, and without the command that resumes it.
+
+    Both were recorded as seen from where the run was started; the command for here is among those below.
+    """
+    stopped = dataclasses.replace(result.stopped, resume="") if result.stopped is not None else None
+    return dataclasses.replace(result, run_dir=run_dir, stopped=stopped)
 
 
 def _flag_line(name: str, text: str) -> str:

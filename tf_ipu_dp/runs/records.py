@@ -174,6 +174,7 @@ class RunTimes(Record):
         "input_wait_s": "input_wait",
         "startup_s": "startup",
         "collective_s": "collectives",
+        "export_s": "export",
     }
 
     total_s: float
@@ -185,6 +186,7 @@ class RunTimes(Record):
     input_wait_s: Optional[float] = None
     startup_s: Optional[float] = None  # from the start of the process: imports, IPUs, data, model; part of the overhead
     collective_s: Optional[float] = None  # waiting for other instances included; None with one instance, too
+    export_s: Optional[float] = None  # part of the overhead; None without an export
 
     @property
     def training_s(self) -> float:
@@ -198,8 +200,8 @@ class RunTimes(Record):
 
     @property
     def other_s(self) -> float:
-        """Returns the overhead after the start-up: export, the end of the run."""
-        return max(self.overhead_s - (self.startup_s or 0.0), 0.0)
+        """Returns the overhead after the start-up, without the export: the end of the run."""
+        return max(self.overhead_s - (self.startup_s or 0.0) - (self.export_s or 0.0), 0.0)
 
     def _fields_to_json(self) -> Dict[str, Any]:
         return {**super()._fields_to_json(), "training": self.training_s, "overhead": self.overhead_s}

@@ -87,7 +87,7 @@ def _scores_line(
 
 
 def _time_rows(times: RunTimes) -> List[Tuple[str, str, str]]:
-    """Returns where the time went: start-up, compiling, training, evaluation and other sum to the total."""
+    """Returns where the time went: start-up, compiling, training, evaluation, export and other sum to the total."""
     rows = [
         ("Start-up", _seconds(times.startup_s), "s, imports, IPUs, data and model"),
         ("Compiling", _seconds(times.compile_s), "s, with the first execution"),
@@ -101,6 +101,7 @@ def _time_rows(times: RunTimes) -> List[Tuple[str, str, str]]:
         ("  between", _seconds(times.between_s), "s, between executions"),
         ("  saving", _seconds(times.bookkeeping_s), "s, logging and checkpoints"),
         ("Evaluation", _seconds(times.evaluation_s), "s"),
+        *([] if times.export_s is None else [("Export", _seconds(times.export_s), "s")]),
         ("Other", _seconds(times.other_s), "s"),
         ("Total", _seconds(times.total_s), "s"),
     ]

@@ -121,10 +121,7 @@ def find_checkpoint(
             )
         return None
     if not cfg.resume:
-        raise cli.UsageError(
-            f"--noresume would start over in {store.folder.parent}, which has a checkpoint of step "
-            f"{found.manifest.step:,}. Use another --run_dir, or leave --noresume out."
-        )
+        raise preflight.refuse_to_start_over(store.folder.parent, found.manifest.step)
     iterations = run.epochs.device_iterations
     if found.manifest.step % run.epochs.updates_per_epoch % iterations:
         raise cli.UsageError(

@@ -16,6 +16,7 @@ class RunClock:
     def __init__(self, began: float, now: Callable[[], float] = time.perf_counter) -> None:
         self._began, self._now = began, now
         self._startup_s = self._compile_s = self._training_s = self._executing_s = self._evaluation_s = 0.0
+        self._export_s: Optional[float] = None
         self.bookkeeping_s = 0.0  # logging and checkpoints, within training time
         self._part_began = began
         self.compiled = False
@@ -66,6 +67,15 @@ class RunClock:
         finally:
             self._evaluation_s += self._now() - began
 
+    @contextlib.contextmanager
+    def exporting(self) -> Iterator[None]:
+        """Counts the export."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            self._export_s = self._now() - began
+
     def parts(self, input_wait_s: Optional[float], collective_s: Optional[float]) -> Sequence[float]:
         """Returns this instance's parts as numbers to gather from all instances, for `slowest_times`."""
         between_s = max(self._training_s - self._executing_s - self.bookkeeping_s, 0.0)
@@ -90,4 +100,5 @@ class RunClock:
             evaluation_s=evaluation_s,
             input_wait_s=waited_s,
             collective_s=collective_s if len(parts_of_all) > 1 else None,
+            export_s=self._export_s,
         )

@@ -94,7 +94,7 @@ class TrainingLoop:
                 raise TrainingError(self.stop)
             if self.cfg.export and not (self.stop and self.stop.is_resumable):
                 self.reporting.phase("exporting", watched=False)
-                with self.console.waiting("exporting"):
+                with self.console.waiting("exporting"), self.clock.exporting():
                     exported = self._restore_weights_to_export()
                     export_model(self.session, self.plan, self.sdk, self.folder)
                 self.console.info(render_export(self.folder, exported, self.plan))

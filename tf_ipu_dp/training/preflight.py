@@ -103,13 +103,23 @@ def refuse_ipus(topology: Topology, error: sdk.AttachError, sdk_choice: str) -> 
     return cli.UsageError(f"--ipus={topology.ipus} cannot be attached: {reason}.{advice}")
 
 
+def refuse_to_start_over(run_dir: Path, step: int) -> cli.UsageError:
+    """Returns the error for --noresume in the folder of a run that has a checkpoint."""
+    return cli.UsageError(
+        f"--noresume would start over in {run_dir}, which has a checkpoint of step {step:,}. Use another --run_dir, or "
+        "leave --noresume out."
+    )
+
+
 def _check_saved_flags(cfg: TrainConfig, run: RunPlan) -> None:
-    """Refuses to resume a run with flags that do not fit its newest checkpoint."""
-    if cfg.run_dir is None or not cfg.resume:
+    """Refuses to resume a run with flags that do not fit its newest checkpoint, and to start over beside one."""
+    if cfg.run_dir is None:
         return
     folder = run_folder.RunFolder(cli.expand_path(cfg.run_dir))
     saved = folder.read_newest_manifest()
     if saved is not None:
+        if not cfg.resume:
+            raise refuse_to_start_over(folder.path, saved.step)
         path = folder.checkpoints / checkpoints.folder_name(saved.step)
         require_same_flags(path, saved, cfg, run, train_flags.names_tied_to_weights())
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 import platform
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import venv
 from pathlib import Path
 
@@ -127,6 +132,17 @@ def test_stock_tensorflow_is_not_taken_for_the_sdk_s(monkeypatch, tmp_path):
     assert poplar.has_poplar_tensorflow()
 
 
+def test_a_long_line_is_broken_between_words_on_a_terminal():
+    main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(main, "rb") as reader, os.fdopen(other, "w") as terminal:
+        Status("launch/train", terminal).info(
+            "installing TensorFlow and its dependencies (about 250 MB; 1 to 3 minutes)."
+        )
+        assert reader.readline().endswith(b"(about 250 MB; 1 to 3\r\n")
+        assert reader.readline() == b"  minutes).\r\n"
+
+
 def test_progress_is_one_line_on_a_terminal_and_few_lines_in_a_file():
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
@@ -212,6 +228,34 @@ def test_a_repair_that_fails_is_tried_again_by_the_next_start(complete_venv, mon
     with pytest.raises(SetupError):
         installation.make("run", folder, "", Status("x", io.StringIO()))
     assert (folder.parent / "venv.installing").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "imported", "expected"),
+    [("2.15.1", "json", []), ("2.15.2", "json", ["horovod"]), ("2.15.1", "no_such_module", ["horovod"])],
+)
+def test_an_addition_keeps_a_horovod_that_can_be_imported_with_the_same_tensorflow(
+    tmp_path, monkeypatch, tensorflow, imported, expected
+):
+    site = tmp_path / "venv" / "lib" / "python3" / "site-packages"
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    for name in ("horovod-0.28.1", "tensorflow_cpu-2.15.1"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+
+    def install(*_):
+        former = site / "tensorflow_cpu-2.15.1.dist-info"
+        former.rename(former.with_name(f"tensorflow_cpu-{tensorflow}.dist-info"))
+
+    built = []
+    monkeypatch.setattr(venvs, "pip", install)
+    monkeypatch.setattr(venvs.versions, "split_requirements", lambda lines: (lines, []))
+    monkeypatch.setattr(venvs, "run", lambda *_: None)
+    monkeypatch.setattr(venvs.horovod, "_IMPORT", f"import {imported}")
+    monkeypatch.setattr(venvs.horovod, "install", lambda *_: built.append("horovod"))
+    extras = ["distributed", "host"]
+    venvs._install(tmp_path / "venv", [*extras, "lint"], extras, Status("x", io.StringIO()))
+    assert built == expected
 
 
 def test_an_environment_in_use_is_not_made_again_for_another_python(complete_venv):

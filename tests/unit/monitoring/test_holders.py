@@ -15,7 +15,7 @@ def process(pid, ipus, **facts):
 
 def test_process_user_ipus_and_run_are_named():
     text = holders.render_holders([process(7, range(8), run="first"), process(9, [12], user=None)])
-    assert text == f"Process 7 of ann holds IPUs 0-7 for the run first; Process 9 holds IPU 12. {LOOK}"
+    assert text == f"Process 7 of ann holds IPUs 0-7 for the run first; process 9 holds IPU 12. {LOOK}"
 
 
 def test_of_many_the_largest_are_named():

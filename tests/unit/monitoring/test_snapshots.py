@@ -107,6 +107,16 @@ def test_the_speed_is_shown_only_while_steps_are_made(phase, still_s, shown):
     assert snapshots._add_run_status(process, status, 100.5).samples_per_s == shown
 
 
+@pytest.mark.parametrize(
+    ("phase", "still_s", "shown"),
+    [("training", 2.0, 28.0), ("training", 25.0, 5.0), ("training", 60.0, None), ("evaluating", 60.0, 30.0)],
+)
+def test_the_time_left_passes_while_a_run_trains_and_is_not_known_after_that_without_a_step(phase, still_s, shown):
+    process = snapshots.Process(7, "ann", "x", 1.0, (0,), "running")
+    status = heartbeat.Status("/runs/a", 0, 1, "h", 7, phase, 120, 640, 1842.0, None, still_s, time=100.0, eta_s=30.0)
+    assert snapshots._add_run_status(process, status, 100.5).eta_s == shown
+
+
 def test_the_folder_of_a_run_that_was_started_elsewhere_is_found(reader, hold, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

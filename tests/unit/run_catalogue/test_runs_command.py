@@ -6,6 +6,7 @@ import pytest
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.runs import __main__ as command
+from tf_ipu_dp.runs.records import StopReason
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_a_run_is_shown_with_what_can_be_done_with_it(make_run, runs):
     assert code == 0 and "--ipus=4" in out and "--export\n" in out
     assert "python -m tf_ipu_dp.monitor --explain=runs/a" in out
     assert json.loads(runs("show", "--json", "runs/a")[1])["flags"]["ipus"] == "4"
+
+
+def test_the_command_that_resumes_a_run_is_for_where_the_user_stands(make_run, runs, monkeypatch, tmp_path):
+    stopped = StopReason(StopReason.SIGNAL, True, "SIGTERM after step 64, saved.", "launch/train --run_dir=a")
+    path = make_run("a", "--callbacks=own.py:report", stopped=stopped)
+    (path / "checkpoints" / "step-00000064").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs")
+    code, out, _ = runs("show", "../runs/a")
+    assert code == 0 and "Stopped: SIGTERM after step 64, saved.\n" in out
+    assert "  python -m tf_ipu_dp.train --run_dir=../runs/a --callbacks=own.py:report\n" in out
+    assert "on fashion_mini, in ../runs/a\n" in out and "launch/train --run_dir=a" not in out
 
 
 def test_clean_says_what_it_would_delete_and_deletes_only_with_yes(make_run, runs):

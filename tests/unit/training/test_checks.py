@@ -76,3 +76,9 @@ def test_flags_that_do_not_fit_a_run_are_refused_before_its_model_is_built(tmp_p
         assert str(caught.value).startswith(f"{store.folder}/step-00000008 does not fit: --model was mlp and is cnn"), (
             words
         )
+    with pytest.raises(cli.UsageError) as caught:
+        preflight.check(*planned("--model=mlp", "--noresume"))
+    assert str(caught.value) == (
+        f"--noresume would start over in {tmp_path / 'run'}, which has a checkpoint of step 8. Use another --run_dir, "
+        "or leave --noresume out."
+    )

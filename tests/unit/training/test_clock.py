@@ -80,3 +80,15 @@ def test_bookkeeping_before_the_first_execution_is_part_of_compiling():
     clock.end_epoch()
     times = clock.slowest_times([clock.parts(1.0, None)])
     assert (times.compile_s, times.bookkeeping_s, times.input_wait_s) == (2.0, 0.0, 1.0)
+
+
+def test_an_export_has_a_part_of_its_own():
+    now = FakeTime(0.0)
+    clock = RunClock(0.0, now)
+    now.sleep(3.0)
+    clock.finish_startup()
+    with clock.exporting():
+        now.sleep(7.0)
+    now.sleep(0.5)
+    times = clock.slowest_times([clock.parts(None, None)])
+    assert (times.startup_s, times.export_s, times.other_s, times.total_s) == (3.0, 7.0, 0.5, 10.5)
