@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -71,7 +72,7 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
     """
     tf.keras.backend.reset_uids()  # so that layers without a name get the same one each time
     function = user_code.load_function(reference)
-    returned = user_code.call_by_name(function, facts.offered_to_model(norm), reference)
+    returned = _call(function, facts, norm, reference)
     task = returned if isinstance(returned, Task) else Task(returned)
     if not isinstance(task.model, tf.keras.Model):
         what = (
@@ -87,6 +88,19 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
     made = OwnTask(model, kind, task, _gives_probabilities(model))
     _check_task(made, reference, facts)
     return made
+
+
+def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
+    try:
+        return user_code.call_by_name(function, facts.offered_to_model(norm), reference)
+    except cli.UsageError as error:
+        wants_classes = isinstance(error.__cause__, TypeError) and "classes" in inspect.signature(function).parameters
+        if facts.is_classification or not wants_classes:
+            raise
+        raise cli.UsageError(
+            f"{str(error)[:-1]}; classes is None, because the targets of {facts.name} are {facts.targets}, not class "
+            "numbers. Of a stream say how many there are: tf_ipu_dp.Data(..., classes=N)."
+        ) from error
 
 
 def describe(made: OwnTask, name: str, facts: DatasetInfo, norm: str) -> Architecture:

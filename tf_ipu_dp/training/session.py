@@ -67,6 +67,11 @@ class TrainingSession:
         """Returns the names, shapes and types of the weights."""
         return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
+    @property
+    def score_names(self) -> Tuple[str, ...]:
+        """What a validation counts, by the names that --keep_best takes."""
+        return ("loss", *(self.metric_names if self.scorer else ("accuracy", "top5")))
+
     def learning_rate(self, update: int) -> float:
         """Returns the learning rate of an update, counted from 0."""
         return float(self.schedule(tf.constant(np.asarray(update))))  # TensorFlow would keep every Python number

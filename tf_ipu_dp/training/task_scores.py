@@ -6,6 +6,7 @@ are added up over the instances before the result is taken, as tf.distribute doe
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from tf_ipu_dp.runs import records
 from tf_ipu_dp.task import Task
 
 _CHUNK = 256  # samples
+_METRICS_BY_SHAPE = {"accuracy", "acc", "crossentropy", "ce"}  # Keras chooses one by the shapes of targets and outputs
+_NO_NAMES = ("deserialize", "experimental", "get", "serialize", "Loss", "Metric", "Reduction")
 
 
 class TaskScorer:
@@ -31,6 +34,7 @@ class TaskScorer:
         self._weights = [1.0 if each is None else float(each) for each in weights]
         self._probe: Optional[Any] = None
         if task.metrics or task.weighted_metrics:
+            self._require_metrics((task.metrics, task.weighted_metrics))
             # A model that returns what it is given, so that Keras resolves the metrics as it does for the real one.
             inputs = [tf.keras.Input(each.shape[1:], dtype=tf.float32) for each in model.outputs]
             outputs = [
@@ -128,7 +132,29 @@ class TaskScorer:
                 f"--model={self._name} has {len(found)} losses for {len(self._names)} outputs "
                 f"({cli.alternatives(self._names)})."
             )
-        return [tf.keras.losses.get(each) if isinstance(each, str) else each for each in found]
+        return [self._loss(each) if isinstance(each, str) else each for each in found]
+
+    def _loss(self, name: str) -> Any:
+        try:
+            return tf.keras.losses.get(name)
+        except ValueError as error:
+            raise self._unknown("loss", name, tf.keras.losses) from error
+
+    def _require_metrics(self, given: Any) -> None:
+        """Raises a UsageError for the name of a metric that Keras does not know: it fails later, without the name."""
+        for name in {each for each in tf.nest.flatten(given) if isinstance(each, str)} - _METRICS_BY_SHAPE:
+            try:
+                known = not isinstance(tf.keras.metrics.get(name), str)
+            except ValueError:
+                known = False
+            if not known:
+                raise self._unknown("metric", name, tf.keras.metrics)
+
+    def _unknown(self, what: str, name: str, module: Any) -> cli.UsageError:
+        names = [each for each in dir(module) if not each.startswith("_") and each not in _NO_NAMES]
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        guess = f"Did you mean {near[0]!r}?" if near else "Give one of Keras' names, or a function."
+        return cli.UsageError(f"--model={self._name} has the {what} {name!r}, which Keras does not know. {guess}")
 
     def _targets(self, targets: Any) -> List[Any]:
         if isinstance(targets, dict):
