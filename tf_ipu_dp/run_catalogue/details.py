@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from tf_ipu_dp import cli
+from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config import train_flags
 from tf_ipu_dp.monitoring import text_layout
 from tf_ipu_dp.monitoring.text_layout import BOLD, DisplayOptions, printable
@@ -107,16 +107,31 @@ def _commands(details: RunDetails, environ: Mapping[str, str]) -> List[str]:
     path = shlex.quote(details.summary.run_dir)
     lines = []
     if details.checkpoints:
+        code = _code_flags(details.flags)
+        both = "".join(f" {code[name]}" for name in ("model", "dataset") if name in code)
+        model = f" {code['model']}" if "model" in code and not details.has_export else ""
         lines += [
-            f"python -m tf_ipu_dp.train --run_dir={path} --evaluate",
-            f"python -m tf_ipu_dp.predict {path} IMAGE ...",
+            f"python -m tf_ipu_dp.train --run_dir={path}{both} --evaluate",
+            f"python -m tf_ipu_dp.predict {path} {'INPUT' if code else 'IMAGE'} ...{model}",
         ]
         if details.summary.state in (summaries.INTERRUPTED, summaries.FAILED):
-            lines.insert(0, f"python -m tf_ipu_dp.train --run_dir={path}")
+            lines.insert(
+                0, f"python -m tf_ipu_dp.train --run_dir={path}{''.join(f' {each}' for each in code.values())}"
+            )
     lines.append(f"python -m tf_ipu_dp.monitor --explain={path}")
     if folder.tensorboard.is_dir():
         lines.append(f"tensorboard --logdir={shlex.quote(str(folder.tensorboard))}")
     return [cli.as_started(line, environ) for line in lines]
+
+
+def _code_flags(flags: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the flags that name code of the user, quoted for a shell: commands load it only if they name it again."""
+    named = {name: flags.get(name, "") for name in ("model", "dataset", "callbacks")}
+    return {
+        name: shlex.quote(f"--{name}={text}")
+        for name, text in named.items()
+        if user_code.is_reference(text) and text.isprintable()
+    }
 
 
 def _flag_line(name: str, text: str) -> str:

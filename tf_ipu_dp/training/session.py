@@ -128,7 +128,7 @@ class TrainingSession:
         labels = sources.targets_of_validation(self.source, run, instance)
         weights = sources.weights_of_validation(self.source, run, instance)
         if self.scorer:
-            return self.scorer.score(outputs, labels, self.world, weights)
+            return self.scorer.score(outputs, labels, self.world, weights, self._masks(dataset, labels))
         logits: Any = np.asarray(outputs, np.float64)
         if self.own and self.own.gives_probabilities:
             logits = np.log(np.maximum(logits, optimizers.LEAST_PROBABILITY))
@@ -141,6 +141,25 @@ class TrainingSession:
         )
         loss, top1, top5 = (total / count for total in totals)
         return records.Scores(int(count), records.finite(loss), top1, top5)
+
+    def _masks(self, dataset: Any, targets: Any) -> Optional[List[Any]]:
+        """Returns the masks that layers leave on the outputs for the validation samples; None if there are none.
+
+        The inputs alone decide them, so they are computed once, on the host.
+        """
+        assert self.own and self.scorer
+        if not self.own.has_masks:
+            return None
+        if self.scorer.masks is None:
+            find = tf.function(lambda inputs: own_models.masks_of(self.model(inputs, training=False)))
+            with tf.device("CPU:0"):
+                found = [find(batch[0]) for batch in dataset]
+            count = len(tf.nest.flatten(targets)[0])
+            self.scorer.masks = [
+                np.concatenate([np.asarray(each) for each in parts])[:count] if parts[0] is not None else None
+                for parts in zip(*found)
+            ]
+        return self.scorer.masks
 
     def restore(self, found: checkpoints.Checkpoint, *, whole: bool) -> None:
         """Reads a checkpoint that fits: all of it, or the weights alone."""

@@ -87,11 +87,11 @@ def main():
     assert said.startswith("--dataset=__main__:data streams a label that is none of 0 to 1."), said
     said = refusal(data=lambda: bad_stream(number=np.nan), **{**bad, "run_dir": "runs/nan"})
     assert said.startswith("--dataset=__main__:data streams NaN or infinite numbers."), said
-    said = refusal(data=lambda: dataclasses.replace(stream(), validation_samples=90), **{**bad, "run_dir": "runs/short"})
-    assert said == (
-        "--dataset=__main__:data streams fewer samples than the 256 for training and 90 for validation that it gives as "
-        "their numbers."
-    ), said
+    short = dataclasses.replace(stream(), validation_samples=90)
+    assert refusal(data=lambda: short, **{**bad, "run_dir": "runs/short"}) == (
+        "--dataset=__main__:data streams fewer samples than the 256 for training and 90 for validation that it gives "
+        "as their numbers."
+    )
     early = {**bad, "data": arrays, "run_dir": "runs/refused"}  # before anything is trained or written
     assert refusal(keep_best="acuracy", **early) == (
         "--keep_best=acuracy is not a metric of this task. Use --keep_best=loss, accuracy or top5."
