@@ -151,7 +151,8 @@ class TrainingSession:
         if not self.own.has_masks:
             return None
         if self.scorer.masks is None:
-            find = tf.function(lambda inputs: own_models.masks_of(self.model(inputs, training=False)))
+            model: Any = self.model
+            find = tf.function(lambda inputs: own_models.masks_of(model(inputs, training=False)))
             with tf.device("CPU:0"):
                 found = [find(batch[0]) for batch in dataset]
             count = len(tf.nest.flatten(targets)[0])

@@ -107,7 +107,7 @@ class TaskScorer:
         for first in range(0, count, _CHUNK):
             some = slice(first, min(first + _CHUNK, count))
             pairs = [_match(each[some], given[some]) for each, given in zip(expected, predicted)]
-            kept = [None if mask is None else np.asarray(mask[some], bool) for mask in masks]
+            kept: List[Any] = [None if mask is None else np.asarray(mask[some], bool) for mask in masks]
             for place, (loss, pair) in enumerate(zip(self._losses, pairs)):
                 if loss is not None:
                     losses, counted = self._sample_losses(loss, *pair), float(len(pair[0]))
