@@ -260,20 +260,29 @@ def _reason(text: str) -> str:
 
 
 def _own_frames(error: BaseException, reference: str) -> List[Tuple[str, int]]:
-    """Returns the places in the user's code: in its file if that takes part, else outside this package and Python."""
+    """Returns the places in the user's code: in its file and those beside it, else outside this package and Python."""
     path = source_file(reference) if reference else None
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    inside = [frame for frame in frames if path is not None and _same_file(frame[0], path)]
-    if inside:
-        return inside
-    ours = str(Path(__file__).parent)
-    libraries = (ours, str(Path(os.__file__).parent), "<")
-    return [frame for frame in frames if not frame[0].startswith(libraries) and not _GENERATED.search(frame[0])]
+    libraries = (str(Path(__file__).parent), str(Path(os.__file__).parent), "<")
+    others = [frame for frame in frames if not frame[0].startswith(libraries) and not _GENERATED.search(frame[0])]
+    inside = [
+        frame
+        for frame in frames
+        if path is not None and (_is_file(frame[0], path) or (frame in others and _is_beside(frame[0], path)))
+    ]
+    return inside or others
 
 
-def _same_file(name: str, path: Path) -> bool:
+def _is_file(name: str, path: Path) -> bool:
     with contextlib.suppress(OSError):
         return Path(name).resolve() == path.resolve()
+    return False
+
+
+def _is_beside(name: str, path: Path) -> bool:
+    """Whether a file is in the folder of another one, or below it: what a user's file imports from there."""
+    with contextlib.suppress(OSError):
+        return path.resolve().parent in Path(name).resolve().parents
     return False
 
 

@@ -109,6 +109,13 @@ def test_an_error_of_the_function_has_its_own_place(file):
         user_code.call_by_name(user_code.load_function(f"{path}:build"), {"classes": 1}, f"{path}:build")
 
 
+def test_an_error_in_a_file_that_is_imported_from_beside_has_its_place_there(file):
+    file("def divide():\n    return 1 / 0\n", "beside_of_user_code_test.py")
+    path = file("import beside_of_user_code_test\nbeside_of_user_code_test.divide()\n")
+    with pytest.raises(cli.UsageError, match=r"division by zero \(.*beside_of_user_code_test.py, line 2\)\."):
+        user_code.load_function(f"{path}:build")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

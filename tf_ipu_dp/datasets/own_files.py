@@ -5,6 +5,7 @@ Which of them a path is, is decided by `describe_path` without numpy or TensorFl
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -21,6 +22,7 @@ from tf_ipu_dp.datasets.own_paths import TRAIN_FOLDERS, VALIDATION_FOLDERS, clas
 from tf_ipu_dp.task import Data
 
 _MAX_BYTES = 2 * 2**30
+_WHOLE = re.compile(r"[+-]?\d+")  # written without a point
 _NAMED = 3  # bad files that are named; the others are counted
 
 
@@ -34,6 +36,8 @@ def read(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:
 
 
 def _read_npz(path: Path, name: str) -> Tuple[Data, str]:
+    if path.is_file() and not zipfile.is_zipfile(path):
+        _refuse(name, "cannot be read (it is not what numpy.savez writes)")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
@@ -61,20 +65,32 @@ def _read_csv(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:
     inputs: Any = np.stack([np.array(table.numbers(title)) for title in titles], 1).astype(np.float32)
     targets, names = _labels(table, label)
     kind = f"{len(names)} classes" if names else "a number" if targets.dtype.kind == "f" else "class numbers"
-    about = f"a table of {len(titles)} columns to {kind}, validation held out"
+    about = f"a table of {cli.count(len(titles), 'column')} to {kind}, validation held out"
     return Data((inputs, targets), class_names=names, facts={COLUMNS: titles}), about
 
 
 def _labels(table: tables.Table, title: str) -> Tuple[Any, Tuple[str, ...]]:
-    """Returns whole numbers as class numbers, other numbers as numbers, and texts as the numbers of their names."""
+    """Returns whole numbers as class numbers, other numbers as numbers, and texts as the numbers of their names.
+
+    Whole numbers that are not below the number of samples are numbers, too.
+    """
     words = table.columns[title]
     empty = next((place for place, word in enumerate(words) if not word), None)
     if empty is not None:
-        tables.refuse(table.name, f"has no {title!r} in line {empty + 2}")
+        tables.refuse(table.name, f"has no {title!r} in line {table.lines[empty]}")
     numbers = [tables.to_number(word) for word in words]
     if all(number is not None for number in numbers):
         found: Any = np.array(numbers, np.float64)
-        return (found.astype(np.int32) if (found == np.floor(found)).all() else found.astype(np.float32)), ()
+        if not all(_WHOLE.fullmatch(word) for word in words) or found.max() >= len(words):
+            return found.astype(np.float32), ()  # also whole numbers like prices: of most there would be no sample
+        if found.min() < 0:
+            place = table.lines[int(found.argmin())]
+            tables.refuse(
+                table.name,
+                f"has the label {found.min():.0f} in line {place}, and class numbers begin with 0. Numbers that are no "
+                f"classes are written with a point, like {found.min():.1f}",
+            )
+        return found.astype(np.int32), ()
     names = tuple(sorted(set(words)))
     places = {each: place for place, each in enumerate(names)}
     return np.array([places[word] for word in words], np.int32), names

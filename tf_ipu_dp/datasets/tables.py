@@ -17,6 +17,7 @@ class Table:
 
     name: str
     columns: Dict[str, List[str]]
+    lines: List[int]  # of the samples in the file
 
     @property
     def rows(self) -> int:
@@ -28,7 +29,7 @@ class Table:
         for place, number in enumerate(found):
             if number is None:
                 word = self.columns[title][place]
-                refuse(self.name, f"has {word!r} in column {title!r}, line {place + 2}, which is not a number")
+                refuse(self.name, f"has {word!r} in column {title!r}, line {self.lines[place]}, which is not a number")
         return [number for number in found if number is not None]
 
 
@@ -36,9 +37,11 @@ def read_table(path: Path, name: str) -> Table:
     """Returns the table in a file whose first line has the titles; UsageError with one sentence if it has none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
+            reader = csv.reader(file)
+            read = [(row, reader.line_num) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         refuse(name, f"cannot be read ({cli.first_line(str(error))})")
+    rows, lines = [row for row, _ in read], [line for _, line in read]
     if not rows:
         refuse(name, "is empty")
     header = [word.strip() for word in rows[0]]
@@ -47,10 +50,11 @@ def read_table(path: Path, name: str) -> Table:
         refuse(name, f"has two columns {twice!r}")
     if len(rows) < 2:
         refuse(name, "has a header and no samples")
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in zip(lines[1:], rows[1:]):
         if len(row) != len(header):
             refuse(name, f"has {cli.count(len(row), 'value')} in line {number}, but {len(header)} columns")
-    return Table(name, {title: [row[place].strip() for row in rows[1:]] for place, title in enumerate(header)})
+    columns = {title: [row[place].strip() for row in rows[1:]] for place, title in enumerate(header)}
+    return Table(name, columns, lines[1:])
 
 
 def to_number(word: str) -> Optional[float]:

@@ -17,6 +17,8 @@ def render_plan(plan: RunPlan, width: Optional[int], ascii_only: bool = False, d
     """Returns the plan for a person: its numbers, each with its origin, and a drawing of hosts, instances and IPUs."""
     text = f"tf_ipu_dp {__version__}: plan for {_describe_topology(plan.topology)}\n\n"
     text += cli.render_table(("", "", ""), _make_rows(plan), width, right=(1,))
+    if plan.dataset.taken_for:
+        text += f"\n{cli.wrap(_describe_data(plan), width)}\n"
     if plan.topology.pipeline_stages > 1:
         text += "\n" + _render_stages(plan.model, width)
     text += "\n" + render_drawing(plan.topology, width or _FILE_WIDTH) if drawing else ""
@@ -29,10 +31,9 @@ def render_summary(plan: RunPlan) -> str:
     architecture, epochs, stages = plan.model.architecture, plan.epochs, plan.topology.pipeline_stages
     norm = f", {architecture.norm} norm" if architectures.has_norm(architecture) and not architecture.own else ""
     pipeline = f", {plan.topology.pipeline_schedule} pipeline of {stages} stages" if stages > 1 else ""
-    samples = f"{plan.dataset.train_samples:,} training and {plan.validation.samples:,} validation samples"
     lines = [
         f"Model: {architecture.name}, {architecture.parameters:,} parameters{norm}{pipeline}",
-        f"Data: {plan.dataset.name}{plan.dataset.taken_for and f' ({plan.dataset.taken_for})'}, {samples}",
+        _describe_data(plan),
         f"{cli.count(epochs.updates, 'update')}, {epochs.updates_per_epoch:,} per epoch, "
         f"{cli.count(epochs.device_iterations, 'update')} per execution; "
         f"learning rate {plan.recipe.learning_rate:g}, {_describe_recipe(plan.recipe)}",
@@ -41,6 +42,13 @@ def render_summary(plan: RunPlan) -> str:
     if len(plan.notes) > 2:
         lines[-1] = f"note: there are {len(plan.notes) - 1} more; --dry_run shows them."
     return "\n".join(lines)
+
+
+def _describe_data(plan: RunPlan) -> str:
+    """Returns a line about the data: what it was taken for, and how many samples there are."""
+    taken_for = plan.dataset.taken_for and f" ({plan.dataset.taken_for})"
+    samples = f"{plan.dataset.train_samples:,} training and {plan.validation.samples:,} validation samples"
+    return f"Data: {plan.dataset.name}{taken_for}, {samples}"
 
 
 def render_mermaid(plan: RunPlan, ascii_only: bool = False) -> str:

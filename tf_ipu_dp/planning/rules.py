@@ -285,7 +285,7 @@ def _examine_stages(
         )
         found.refuse(
             "model_stages",
-            f"{config.model} has {blocks} blocks and cannot be cut into {stages} pipeline stages{origin}.",
+            f"{config.model} has {cli.count(blocks, 'block')} and cannot be cut into {stages} pipeline stages{origin}.",
             lambda: [
                 *errors.fixes_for("pipeline_stages", [blocks]),
                 *errors.fixes_for("model", [] if architecture.own else _smallest_model_with(stages, architecture)),

@@ -108,12 +108,16 @@ def _commands(details: RunDetails, environ: Mapping[str, str]) -> List[str]:
     path = shlex.quote(details.summary.run_dir)
     lines = []
     if details.checkpoints:
+        own_code = _own_code(details.flags)
+        code = {name: shlex.quote(f"--{name}={text}") for name, text in own_code.items()}
+        both = "".join(f" {code[name]}" for name in ("model", "dataset") if name in code)
+        model = f" {code['model']}" if "model" in code and not details.has_export else ""
         lines += [
-            f"python -m tf_ipu_dp.train --run_dir={path} --evaluate",
-            f"python -m tf_ipu_dp.predict {path} IMAGE ...",
+            f"python -m tf_ipu_dp.train --run_dir={path}{both} --evaluate",
+            f"python -m tf_ipu_dp.predict {path} {'INPUT' if code else 'IMAGE'} ...{model}",
         ]
         if details.summary.state in (summaries.INTERRUPTED, summaries.FAILED):
-            lines.insert(0, cli.resume_command(folder.path, {}, _own_code(details.flags)))
+            lines.insert(0, cli.resume_command(folder.path, {}, own_code))
     lines.append(f"python -m tf_ipu_dp.monitor --explain={path}")
     if folder.tensorboard.is_dir():
         lines.append(f"tensorboard --logdir={shlex.quote(str(folder.tensorboard))}")
@@ -121,7 +125,7 @@ def _commands(details: RunDetails, environ: Mapping[str, str]) -> List[str]:
 
 
 def _own_code(flags: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the functions of the user, by the flag: a command that resumes must name them again."""
+    """Returns the functions of the user, by the flag: commands load them only if they name them again."""
     named = {name: flags.get(name, "") for name in ("model", "dataset", "callbacks")}
     return {name: text for name, text in named.items() if user_code.is_reference(text) and text.isprintable()}
 

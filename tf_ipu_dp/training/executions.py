@@ -133,10 +133,15 @@ def load_callbacks(reference: str, offered: Mapping[str, Any]) -> List[Any]:
     """Returns the callbacks that a function of the user makes; UsageError with one sentence if it does not."""
     returned = user_code.call_by_name(user_code.load_function(reference), offered, reference)
     found = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-    wrong = next((each for each in found if not isinstance(each, tf.keras.callbacks.Callback)), None)
-    if wrong is not None or None in found:
-        raise cli.UsageError(
-            f"--callbacks={reference} returned {type(wrong).__name__} where a Keras callback (tf.keras.callbacks) is "
-            "expected. It returns one, or a list of them."
-        )
+    require_callbacks(found, f"--callbacks={reference} returned")
     return found
+
+
+def require_callbacks(found: Sequence[Any], origin: str, takes: str = "returns") -> None:
+    """Raises a UsageError if something that is not a Keras callback is among some; `origin` begins the sentence."""
+    wrong = [each for each in found if not isinstance(each, tf.keras.callbacks.Callback)]
+    if wrong:
+        raise cli.UsageError(
+            f"{origin} {type(wrong[0]).__name__} where a Keras callback (tf.keras.callbacks) is expected. It {takes} "
+            "one, or a list of them."
+        )

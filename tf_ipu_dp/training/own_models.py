@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -42,6 +43,7 @@ class OwnTask:
     kind: str  # as the user made it: Sequential, Functional or subclassed
     task: Task
     gives_probabilities: bool  # of a classification: the output has passed a softmax
+    has_masks: bool = False  # layers leave masks on the outputs, like those of sequences of different lengths
 
     @property
     def is_classification(self) -> bool:
@@ -71,7 +73,7 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
     """
     tf.keras.backend.reset_uids()  # so that layers without a name get the same one each time
     function = user_code.load_function(reference)
-    returned = user_code.call_by_name(function, facts.offered_to_model(norm), reference)
+    returned = _call(function, facts, norm, reference)
     task = returned if isinstance(returned, Task) else Task(returned)
     if not isinstance(task.model, tf.keras.Model):
         what = (
@@ -84,9 +86,34 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
             "loss=...)."
         )
     model, kind = _as_functional(task.model, reference, facts)
-    made = OwnTask(model, kind, task, _gives_probabilities(model))
+    made = OwnTask(model, kind, task, _gives_probabilities(model), has_masks=_has_masks(model, facts))
     _check_task(made, reference, facts)
     return made
+
+
+def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
+    try:
+        return user_code.call_by_name(function, facts.offered_to_model(norm), reference)
+    except cli.UsageError as error:
+        wants_classes = isinstance(error.__cause__, TypeError) and "classes" in inspect.signature(function).parameters
+        if facts.is_classification or not wants_classes:
+            raise
+        raise cli.UsageError(
+            f"{str(error)[:-1]}; classes is None, because the targets of {facts.name} are {facts.targets}, not class "
+            "numbers. Of a stream say how many there are: tf_ipu_dp.Data(..., classes=N)."
+        ) from error
+
+
+def masks_of(outputs: Any) -> List[Optional[Any]]:
+    """Returns the mask that the layers have left on each output of a model; None where there is none."""
+    return [getattr(each, "_keras_mask", None) for each in tf.nest.flatten(outputs)]
+
+
+def _has_masks(model: Any, facts: DatasetInfo) -> bool:
+    found: List[Any] = []
+    trace = tf.function(lambda inputs: found.extend(masks_of(model(inputs, training=False))))
+    trace.get_concrete_function(_specs(facts))
+    return any(mask is not None for mask in found)
 
 
 def describe(made: OwnTask, name: str, facts: DatasetInfo, norm: str) -> Architecture:

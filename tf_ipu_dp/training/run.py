@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_ipu_dp import __version__, cli
 from tf_ipu_dp.config.train_flags import TrainConfig
 from tf_ipu_dp.datasets import facts as dataset_facts
-from tf_ipu_dp.datasets.info import DatasetInfo
+from tf_ipu_dp.datasets.info import OWN, DatasetInfo
 from tf_ipu_dp.distributed import failures
 from tf_ipu_dp.planning import report
 from tf_ipu_dp.planning.plan import RunPlan, plan_run
@@ -30,14 +30,16 @@ from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training import checks, session
 from tf_ipu_dp.training.console import make_console, make_result_console
-from tf_ipu_dp.training.executions import load_callbacks
+from tf_ipu_dp.training.executions import load_callbacks, require_callbacks
 from tf_ipu_dp.training.loop import TrainingError, TrainingLoop
 from tf_ipu_dp.training.session import TrainingSession
-from tf_ipu_dp.training.stop import SignalHandler
+from tf_ipu_dp.training.stop import SignalHandler, require_metric
 
 # If all instances have the same error, only the leader reports it: its exit ends the others within this time.
 _LEADER_REPORTS_WITHIN_S = 1.5
 _LAUNCHER_REPORTS_WITHIN_S = 15.0
+_TOO_SHORT = re.compile(r"expected to contain \d+ elements but contained only \d+")
+_PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} ?")
 _BAD_SAMPLES = re.compile(r"\[(--dataset=.*?\.)\]")  # what a stream says of samples that cannot be trained on
 
 
@@ -61,11 +63,13 @@ def train(  # noqa: PLR0913
     console = make_console(stderr, instance, os.environ)
     with SignalHandler(console.info, console.warning) as signals, leader_reports_first(instance, signals):
         console.info(f"{_version_line(plan, sdk)}\n{report.render_summary(plan)}")
+        require_callbacks(callbacks, "callbacks has", "takes")
         if cfg.callbacks and instance == 0:
             offered = {"run_dir": cfg.run_dir, "updates_per_epoch": plan.epochs.updates_per_epoch, "seed": cfg.seed}
             callbacks = [*callbacks, *load_callbacks(cfg.callbacks, offered)]
         made = attach_session(cfg, plan, sdk, instance)
         plan = made.plan
+        require_metric(cfg.best_metric or "loss", made.score_names)
         # The folder is made last, so that a run that cannot start leaves none behind.
         with checks.open_folder(cfg, plan, made.world) as folder:
             loop = TrainingLoop(cfg, plan, sdk, made, folder, console, signals, began, callbacks)
@@ -173,12 +177,19 @@ def _run_and_save_errors(loop: TrainingLoop, folder: RunFolder) -> RunResult:
         folder.write_error(world.instance, traceback.format_exc())
         if failures.is_lost_peer(error.message):
             raise
+        if _TOO_SHORT.search(error.message) and loop.plan.dataset.streamed and loop.plan.dataset.origin == OWN:
+            facts = loop.plan.dataset
+            raise cli.UsageError(
+                f"--dataset={facts.name} streams fewer samples than the {facts.train_samples:,} for training and "
+                f"{facts.validation_samples:,} for validation that it gives as their numbers."
+            ) from error
         if bad := _BAD_SAMPLES.search(error.message):
             raise cli.UsageError(
                 f"{bad.group(1)} Resume from the last checkpoint with: {loop.resume_command}"
             ) from error
+        reason = _PLACE_IN_GRAPH.sub("", cli.first_line(error.message))
         raise cli.UsageError(
-            f"the device or TensorFlow failed ({type(error).__name__}: {cli.first_line(error.message)}). "
+            f"the device or TensorFlow failed ({type(error).__name__}: {reason}). "
             f"The traceback is in {folder.errors}. Resume from the last checkpoint with: {loop.resume_command}"
         ) from error
     except BaseException:

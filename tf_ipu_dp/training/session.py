@@ -67,6 +67,11 @@ class TrainingSession:
         """Returns the names, shapes and types of the weights."""
         return tuple((v.name, tuple(v.shape), v.dtype.name) for v in self.model.weights)
 
+    @property
+    def score_names(self) -> Tuple[str, ...]:
+        """What a validation counts, by the names that --keep_best takes."""
+        return ("loss", *(self.metric_names if self.scorer else ("accuracy", "top5")))
+
     def learning_rate(self, update: int) -> float:
         """Returns the learning rate of an update, counted from 0."""
         return float(self.schedule(tf.constant(np.asarray(update))))  # TensorFlow would keep every Python number
@@ -123,7 +128,7 @@ class TrainingSession:
         labels = sources.targets_of_validation(self.source, run, instance)
         weights = sources.weights_of_validation(self.source, run, instance)
         if self.scorer:
-            return self.scorer.score(outputs, labels, self.world, weights)
+            return self.scorer.score(outputs, labels, self.world, weights, self._masks(dataset, labels))
         logits: Any = np.asarray(outputs, np.float64)
         if self.own and self.own.gives_probabilities:
             logits = np.log(np.maximum(logits, optimizers.LEAST_PROBABILITY))
@@ -136,6 +141,26 @@ class TrainingSession:
         )
         loss, top1, top5 = (total / count for total in totals)
         return records.Scores(int(count), records.finite(loss), top1, top5)
+
+    def _masks(self, dataset: Any, targets: Any) -> Optional[List[Any]]:
+        """Returns the masks that layers leave on the outputs for the validation samples; None if there are none.
+
+        The inputs alone decide them, so they are computed once, on the host.
+        """
+        assert self.own and self.scorer
+        if not self.own.has_masks:
+            return None
+        if self.scorer.masks is None:
+            model: Any = self.model
+            find = tf.function(lambda inputs: own_models.masks_of(model(inputs, training=False)))
+            with tf.device("CPU:0"):
+                found = [find(batch[0]) for batch in dataset]
+            count = len(tf.nest.flatten(targets)[0])
+            self.scorer.masks = [
+                np.concatenate([np.asarray(each) for each in parts])[:count] if parts[0] is not None else None
+                for parts in zip(*found)
+            ]
+        return self.scorer.masks
 
     def restore(self, found: checkpoints.Checkpoint, *, whole: bool) -> None:
         """Reads a checkpoint that fits: all of it, or the weights alone."""

@@ -131,6 +131,14 @@ _HIGHER_IS_BETTER = ("acc", "top", "auc", "precision", "recall", "f1", "fbeta", 
                      "specificity", "hinge_margin", "cosine")  # fmt: skip
 
 
+def require_metric(metric: str, known: Sequence[str]) -> None:
+    """Raises a UsageError for a metric of --keep_best that a validation does not have."""
+    if metric not in known:
+        raise cli.UsageError(
+            f"--keep_best={metric} is not a metric of this task. Use --keep_best={cli.alternatives(known)}."
+        )
+
+
 class BestValidation:
     """The best validation of a run, by a metric; the first of several that are as good."""
 
@@ -145,9 +153,8 @@ class BestValidation:
             value = scores.by_name(self._metric)
         except KeyError:
             known = ["loss", *(["accuracy", "top5"] if scores.top1 is not None else []), *scores.metrics]
-            raise cli.UsageError(
-                f"--keep_best={self._metric} is not a metric of this task. Use --keep_best={cli.alternatives(known)}."
-            ) from None
+            require_metric(self._metric, known)
+            raise
         if value is None:
             return
         best = self.best.value if self.best else None

@@ -6,7 +6,8 @@ are added up over the instances before the result is taken, as tf.distribute doe
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from difflib import get_close_matches
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,8 @@ from tf_ipu_dp.runs import records
 from tf_ipu_dp.task import Task
 
 _CHUNK = 256  # samples
+_METRICS_BY_SHAPE = {"accuracy", "acc", "crossentropy", "ce"}  # Keras chooses one by the shapes of targets and outputs
+_NO_NAMES = ("deserialize", "experimental", "get", "serialize", "Loss", "Metric", "Reduction")
 
 
 class TaskScorer:
@@ -30,7 +33,9 @@ class TaskScorer:
         weights = self._by_output(task.loss_weights) if task.loss_weights is not None else [1.0] * len(self._names)
         self._weights = [1.0 if each is None else float(each) for each in weights]
         self._probe: Optional[Any] = None
+        self.masks: Optional[List[Any]] = None  # of the validation samples, for each output, once they are known
         if task.metrics or task.weighted_metrics:
+            self._require_metrics((task.metrics, task.weighted_metrics))
             # A model that returns what it is given, so that Keras resolves the metrics as it does for the real one.
             inputs = [tf.keras.Input(each.shape[1:], dtype=tf.float32) for each in model.outputs]
             outputs = [
@@ -78,28 +83,46 @@ class TaskScorer:
         counted = [each.name for each in self._probe.compiled_metrics.metrics] if self._probe is not None else []
         return (*(names if len(self._names) > 1 else []), *counted)
 
-    def score(self, outputs: Any, targets: Any, world: World, weights: Optional[Any] = None) -> records.Scores:
+    def score(
+        self,
+        outputs: Any,
+        targets: Any,
+        world: World,
+        weights: Optional[Any] = None,
+        masks: Optional[Sequence[Optional[Any]]] = None,
+    ) -> records.Scores:
         """Returns the scores over the samples of all instances; this one's are given. Called by all instances.
 
-        Weights of the samples count in the losses, which are means over all samples, and in weighted metrics.
+        Weights of the samples count in the losses, which are means over all samples, and in weighted metrics. A loss
+        for each place of samples whose output has a mask is the mean over the places that the mask keeps.
         """
         predicted: List[Any] = [np.asarray(each, np.float32) for each in _listed(outputs)]
         expected = self._targets(targets)
         count = len(expected[0])
+        masks = masks or [None] * len(self._names)
         totals: Any = np.zeros(len(self._names), np.float64)
+        counts: Any = np.zeros(len(self._names), np.float64)
         if self._probe is not None:
             self._prepare_metrics(predicted, expected)
         for first in range(0, count, _CHUNK):
             some = slice(first, min(first + _CHUNK, count))
             pairs = [_match(each[some], given[some]) for each, given in zip(expected, predicted)]
+            kept: List[Any] = [None if mask is None else np.asarray(mask[some], bool) for mask in masks]
             for place, (loss, pair) in enumerate(zip(self._losses, pairs)):
                 if loss is not None:
-                    losses = self._sample_losses(loss, *pair)
+                    losses, counted = self._sample_losses(loss, *pair), float(len(pair[0]))
+                    if kept[place] is not None:
+                        losses, counted = self._masked_losses(loss, pair, kept[place], losses)
                     totals[place] += (losses if weights is None else losses * weights[some]).sum()
+                    counts[place] += counted
             if self._probe is not None:
+                for (_, given), mask in zip(pairs, kept):
+                    if mask is not None:
+                        given._keras_mask = tf.convert_to_tensor(mask)  # as layers leave it for the metrics
                 self._update_metrics(pairs, None if weights is None else weights[some])
-        summed = world.sum_over_instances([count, *totals])
-        samples, means = summed[0], [total / summed[0] for total in summed[1:]]
+        samples, *summed = world.sum_over_instances([count, *totals, *counts])
+        middle = len(self._names)
+        means = [total / (counted or 1.0) for total, counted in zip(summed[:middle], summed[middle:])]
         total = sum(weight * mean for weight, mean in zip(self._weights, means))
         found: Dict[str, Optional[float]] = {}
         if len(self._names) > 1:
@@ -128,7 +151,29 @@ class TaskScorer:
                 f"--model={self._name} has {len(found)} losses for {len(self._names)} outputs "
                 f"({cli.alternatives(self._names)})."
             )
-        return [tf.keras.losses.get(each) if isinstance(each, str) else each for each in found]
+        return [self._loss(each) if isinstance(each, str) else each for each in found]
+
+    def _loss(self, name: str) -> Any:
+        try:
+            return tf.keras.losses.get(name)
+        except ValueError as error:
+            raise self._unknown("loss", name, tf.keras.losses) from error
+
+    def _require_metrics(self, given: Any) -> None:
+        """Raises a UsageError for the name of a metric that Keras does not know: it fails later, without the name."""
+        for name in {each for each in tf.nest.flatten(given) if isinstance(each, str)} - _METRICS_BY_SHAPE:
+            try:
+                known = not isinstance(tf.keras.metrics.get(name), str)
+            except ValueError:
+                known = False
+            if not known:
+                raise self._unknown("metric", name, tf.keras.metrics)
+
+    def _unknown(self, what: str, name: str, module: Any) -> cli.UsageError:
+        names = [each for each in dir(module) if not each.startswith("_") and each not in _NO_NAMES]
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        guess = f"Did you mean {near[0]!r}?" if near else "Give one of Keras' names, or a function."
+        return cli.UsageError(f"--model={self._name} has the {what} {name!r}, which Keras does not know. {guess}")
 
     def _targets(self, targets: Any) -> List[Any]:
         if isinstance(targets, dict):
@@ -157,6 +202,16 @@ class TaskScorer:
             np.asarray(call(targets[i : i + 1], outputs[i : i + 1]), np.float64) for i in range(len(targets))
         ]
         return np.array([value.mean() for value in single])
+
+    def _masked_losses(self, loss: Any, pair: Tuple[Any, Any], mask: Any, losses: Any) -> Tuple[Any, float]:
+        """Returns the sums of the losses of the places that a mask keeps, by sample, and how many places these are.
+
+        A loss that is not one for each place is that of the whole sample, as without a mask.
+        """
+        values: Any = np.asarray(_callable(loss)(*pair), np.float64)
+        if values.shape != mask.shape:
+            return losses, float(len(pair[0]))
+        return (values * mask).reshape(len(mask), -1).sum(axis=1), float(mask.sum())
 
     def _has_loss_per_sample(self, loss: Any, targets: Any, outputs: Any) -> bool:
         shape = tuple(tf.convert_to_tensor(_callable(loss)(targets, outputs)).shape)

@@ -1,5 +1,6 @@
 """Trains from Python several times in one process, as a script or notebook does, and asserts what is promised."""
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -86,6 +87,19 @@ def main():
     assert said.startswith("--dataset=__main__:data streams a label that is none of 0 to 1."), said
     said = refusal(data=lambda: bad_stream(number=np.nan), **{**bad, "run_dir": "runs/nan"})
     assert said.startswith("--dataset=__main__:data streams NaN or infinite numbers."), said
+    short = dataclasses.replace(stream(), validation_samples=90)
+    assert refusal(data=lambda: short, **{**bad, "run_dir": "runs/short"}) == (
+        "--dataset=__main__:data streams fewer samples than the 256 for training and 90 for validation that it gives "
+        "as their numbers."
+    )
+    early = {**bad, "data": arrays, "run_dir": "runs/refused"}  # before anything is trained or written
+    assert refusal(keep_best="acuracy", **early) == (
+        "--keep_best=acuracy is not a metric of this task. Use --keep_best=loss, accuracy or top5."
+    )
+    assert refusal(callbacks=[5], **early) == (
+        "callbacks has int where a Keras callback (tf.keras.callbacks) is expected. It takes one, or a list of them."
+    )
+    assert not Path("runs/refused").exists()
     held_out = tf_ipu_dp.train(
         model=lambda classes: build((6,), classes), data=tf_ipu_dp.Data((INPUTS, LABELS)), epochs=1, export=True,
         run_dir="runs/e", **SMALL,

@@ -178,7 +178,7 @@ def test_an_npz_file_with_the_names_of_keras(tmp_path):
     with pytest.raises(cli.UsageError, match="has images; it needs x_train and y_train, as in Keras"):
         from_path(tmp_path / "b.npz")
     (tmp_path / "c.npz").write_bytes(b"PK not a zip file")
-    with pytest.raises(cli.UsageError, match=r"c.npz cannot be read \("):
+    with pytest.raises(cli.UsageError, match=r"c.npz cannot be read \(it is not what numpy.savez writes"):
         from_path(tmp_path / "c.npz")
 
 
@@ -192,9 +192,24 @@ def test_a_csv_file_with_a_column_of_labels(tmp_path):
         from_path(path)
     with pytest.raises(cli.UsageError, match="has 'blue' in column 'kind', line 2, which is not a number"):
         from_path(path, "--label_column=x")
+    path.write_text("x,label\n\n1,0\n\n2,-1\n")  # lines are those of the file, empty ones too
+    with pytest.raises(cli.UsageError, match=r"has the label -1 in line 5, and class numbers begin with 0. Numbers th"):
+        from_path(path)
+    path.write_text("x,label\n\n1,0\n\nred,1\n")
+    with pytest.raises(cli.UsageError, match="has 'red' in column 'x', line 5, which is not a number"):
+        from_path(path)
     path.write_text("x,label\n1,0.5\n2\n")
     with pytest.raises(cli.UsageError, match="has 1 value in line 3, but 2 columns"):
         from_path(path)
+
+
+@pytest.mark.parametrize("labels", [[250_000, 310_000], [0.0, 1.0], [-1.0, 1.0]])
+def test_numbers_of_a_table_that_are_no_classes_are_learned_as_they_are(labels, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,label\n" + "".join(f"{n},{labels[n % 2]}\n" for n in range(10)))
+    found = from_path(path).facts
+    assert not found.is_classification and found.targets == TensorInfo((), "float32")
+    assert found.taken_for == "a table of 1 column to a number, validation held out"
 
 
 @pytest.mark.parametrize("name", ["nowhere.npz", "./nowhere"])

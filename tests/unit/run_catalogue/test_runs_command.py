@@ -53,6 +53,18 @@ def test_the_command_that_resumes_a_run_is_for_where_the_user_stands(make_run, r
     assert "on fashion_mini, in ../runs/a\n" in out and "launch/train --run_dir=a" not in out
 
 
+def test_commands_for_a_run_of_own_code_name_the_code_again(make_run, runs):
+    path = make_run("own")
+    flags = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    flags.update(model="my file.py:build", dataset="mine:load")
+    (path / "config.json").write_text(json.dumps(flags), encoding="utf-8")
+    (path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    out = runs("show", "runs/own")[1]
+    named = "'--model=my file.py:build' --dataset=mine:load"
+    assert f"python -m tf_ipu_dp.train --run_dir=runs/own {named} --evaluate\n" in out
+    assert "python -m tf_ipu_dp.predict runs/own INPUT ... '--model=my file.py:build'\n" in out
+
+
 def test_clean_says_what_it_would_delete_and_deletes_only_with_yes(make_run, runs):
     path = make_run("a", result=False)
     make_run("b")
