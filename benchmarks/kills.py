@@ -32,6 +32,7 @@ import time
 from pathlib import Path
 
 from tf_ipu_dp.emulator.devices import registry
+from tf_ipu_dp.runs import safe_files
 
 LIMIT_S = 60.0  # a job that takes longer to end hangs; how long it took is in the summary
 STEPS = 200
@@ -356,6 +357,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="runs beside each other")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
+    lock = safe_files.lock_file(args.folder / ".lock", wait=True)  # another campaign would take its signals for faults
     path, deadline = args.folder / "kills.jsonl", time.monotonic() + 60 * args.minutes
     reference = args.folder / "undisturbed"
     if not (reference / "result.json").exists():
@@ -373,6 +375,7 @@ def main():
         worker.start()
     for worker in workers:
         worker.join()
+    lock.close()
     records = read_lines(path)
     print(render(records))
     return 1 if any(each["problems"] for each in records) else 0
