@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -173,8 +174,9 @@ def _read_series(number: int, facts: SeriesFacts, rows: Sequence[Mapping[str, st
     def by_rank(suffix: str) -> Optional[Array]:
         if not own[0].get(f"rank0_{suffix}"):
             return None
-        values = np.array([read(f"rank{rank}_{suffix}") for rank in range(facts.ranks)]).T
-        if np.isnan(values).any():
+        names = [name for name in own[0] if re.fullmatch(f"rank[0-9]+_{suffix}", name or "")]
+        values = np.array([read(name) for name in names[: facts.ranks]]).T
+        if len(names) < facts.ranks or np.isnan(values).any():
             raise ValueError(f"{TRIALS} has a trial of series {number} without the times of all ranks")
         return values
 

@@ -71,3 +71,11 @@ def test_trials_that_are_no_file_are_refused_before_they_are_opened(tmp_path, ki
     {"a pipe": lambda: os.mkfifo(path), "a link": lambda: path.symlink_to("/dev/zero"), "a folder": path.mkdir}[kind]()
     with pytest.raises(cli.UsageError, match=f"it is {kind} and not a file"):
         results.read(tmp_path)
+
+
+def test_a_number_of_ranks_that_the_trials_do_not_have_is_refused_at_once(tmp_path):
+    results.write(_result(), tmp_path)
+    path = tmp_path / results.DESCRIPTION
+    path.write_text(path.read_text().replace('"ranks": 2,', f'"ranks": {2**62},'))
+    with pytest.raises(cli.UsageError, match="without the times of all ranks"):
+        results.read(tmp_path)
