@@ -1,11 +1,12 @@
 """Kills and signals of all kinds to all processes of two-instance runs: nothing may be lost, and nothing may be left.
 
-    .venv/bin/python benchmarks/kills.py --folder=DIR [--count=1000] [--minutes=7] [--seed=0]
+    .venv/bin/python benchmarks/kills.py --folder=DIR [--count=1000] [--minutes=7] [--seed=0] [--jobs=2]
 
 A run of `launch` is started, one of its processes (launch, poprun, which also preloads, the leader or the other
-instance) gets a signal at some moment between the first import and the last step, and the run is resumed until it is
-complete. The campaign is kept in the folder, a line for each signal in kills.jsonl: the same command continues it, and
---minutes ends a part of it. What signal comes when depends on the seed and its number alone.
+instance) or all of them, as Ctrl-C in a terminal does, get a signal at some moment between the first import and the
+last step, and the run is resumed until it is complete. --jobs runs are tried beside each other, with IPUs of their own.
+The campaign is kept in the folder, a line for each signal in kills.jsonl: the same command continues it, and --minutes
+ends a part of it. What signal comes when depends on the seed and its number alone.
 
 Checked after every signal: that the job ends, how soon, with which exit code, with no traceback, with the instance
 named if one was killed, with no process left and all IPUs free. Checked at the end of every run: that the weights are
@@ -18,6 +19,7 @@ import argparse
 import collections
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -25,10 +27,12 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 from tf_ipu_dp.emulator.devices import registry
+from tf_ipu_dp.runs import safe_files
 
 LIMIT_S = 60.0  # a job that takes longer to end hangs; how long it took is in the summary
 STEPS = 200
@@ -39,23 +43,31 @@ TRAIN = [
 ]  # fmt: skip
 MOMENTS = ("importing", "preloading", "connecting", "compiling", "training", "training", "training")
 ENDING = {  # the signals that end a process, and for which target they are sent
-    "launch": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-    "poprun": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV),
+    "launch": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    "poprun": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT),
     "leader": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT,
-               signal.SIGQUIT, signal.SIGSTOP),
+               signal.SIGQUIT, signal.SIGBUS, signal.SIGUSR1, signal.SIGSTOP),
     "other": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT,
-              signal.SIGQUIT, signal.SIGSTOP),
+              signal.SIGQUIT, signal.SIGBUS, signal.SIGUSR1, signal.SIGSTOP),
+    "all": (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),  # of launch's process group
 }  # fmt: skip
 ASKING = (signal.SIGTERM, signal.SIGINT)  # which let a run save
+NEAR_END = 40  # updates: a run that has more before it must not end by itself
 
 
-def start(folder, log):
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+def start(folder, log, environ):
+    environ = {**environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with log.open("wb") as stream:
         return subprocess.Popen(
             [*TRAIN, f"--run_dir={folder}"], stdout=subprocess.DEVNULL, stderr=stream, env=environ,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=restore_signals,  # noqa: PLW1509
         )  # fmt: skip
+
+
+def restore_signals():
+    """Undoes what the campaign's own starter may have done: shells let what runs in their background ignore some."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def digest(folder):
@@ -85,8 +97,27 @@ def read_lines(path):
     return found
 
 
+def append_line(path, made):
+    """Adds a line to a file of JSON objects, apart from what a killed writer has left of one."""
+    with path.open("a+b") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(end - 1, 0))
+        is_cut = stream.read(1) not in (b"", b"\n")
+        stream.write(b"\n" * is_cut + json.dumps(made).encode() + b"\n")
+
+
 def last_step(folder):
-    return max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=0)
+    """Returns the step of the last whole line of the metrics, from the end of the file: it is asked all the time."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 8192, 0))
+            lines = file.read().split(b"\n")[-2::-1]
+    except OSError:
+        return 0
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return json.loads(line)["step"]
+    return 0
 
 
 def phase(folder):
@@ -146,23 +177,23 @@ def maps_tensorflow(pid):
 
 def is_at(moment, process, folder, goal):
     """Whether a job is at a moment, or has passed it."""
-    found, _ = processes_of(process.pid)
     if moment == "importing":
         return True
-    if moment == "preloading":
-        return maps_tensorflow(found.get("poprun", 0)) or "leader" in found
-    if moment == "connecting":
-        return "leader" in found and "other" in found
     if moment == "compiling":
         return len(phase(folder)) == 2 or "training" in phase(folder)
-    return last_step(folder) >= goal
+    if moment == "training":
+        return last_step(folder) >= goal
+    found, _ = processes_of(process.pid)
+    if moment == "preloading":
+        return maps_tensorflow(found.get("poprun", 0)) or "leader" in found
+    return "leader" in found and "other" in found
 
 
-def send(folder, number, seed):
+def send(folder, number, seed, environ):
     """Starts the run and sends a signal; returns what happened, or None if the run ended before."""
     chance = random.Random(f"{seed}-{number}")
     moment = chance.choice(MOMENTS)
-    targets = {"importing": ["launch"], "preloading": ["launch", "poprun"]}.get(moment, list(ENDING))
+    targets = {"importing": ["launch", "all"], "preloading": ["launch", "poprun", "all"]}.get(moment, list(ENDING))
     target = chance.choice(targets)
     kind = chance.choice(ENDING[target])
     goal, delay_s = (
@@ -170,7 +201,7 @@ def send(folder, number, seed):
         chance.uniform(0, 0.7 if moment != "training" else 0.05),
     )
     log = folder.with_suffix(".log")
-    process = start(folder, log)
+    process = start(folder, log, environ)
     deadline = time.monotonic() + 240
     while process.poll() is None and not is_at(moment, process, folder, goal) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -178,33 +209,38 @@ def send(folder, number, seed):
     while process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
     found, rest = processes_of(process.pid)
-    if process.poll() is not None or target not in found:
+    if process.poll() is not None or target not in (*found, "all"):
         process.wait()
         done = process.returncode == 0
         return None if done else record(number, moment, target, kind, 0.0, [f"ended early: {log.read_text()[-2000:]}"])
-    was_training = last_step(folder) > 0 and "training" in phase(folder)
+    steps_left = STEPS - last_step(folder)
     began = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
-        os.kill(found[target], kind)
+        if target == "all":
+            os.killpg(process.pid, kind)
+        else:
+            os.kill(found[target], kind)
     if kind == signal.SIGSTOP:
         pause_and_go_on(process, found[target], chance.uniform(0.2, 2.0))
         began = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(found["launch"], signal.SIGTERM)
     everyone = [*found.values(), *rest]
-    while time.monotonic() - began < LIMIT_S and (process.poll() is None or any(map(is_alive, everyone))):
+    seconds, now = time.monotonic() - began, time.monotonic()
+    while seconds < LIMIT_S and (process.poll() is None or any(map(is_alive, everyone))):
         time.sleep(0.02)
-    seconds = time.monotonic() - began
+        now, before = time.monotonic(), now
+        seconds += min(now - before, 1.0)  # a longer pause is one of this campaign, by SIGSTOP
     left = [pid for pid in everyone if is_alive(pid)]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    problems = check(target, kind, process.returncode, log.read_text(encoding="utf-8"), was_training)
+    problems = check(target, kind, process.returncode, log.read_text(encoding="utf-8"), steps_left)
     if left:
         problems.append(f"{len(left)} processes were left after {seconds:.0f} s")
     try:
-        registry.Partition.from_environment(os.environ).attach(count=64).release()
+        registry.Partition.from_environment(environ).attach(count=64).release()
     except (registry.RegistryError, registry.DeviceBusyError) as error:
         problems.append(f"IPUs are held: {error}")
     return record(number, moment, target, kind, seconds, problems)
@@ -218,22 +254,22 @@ def pause_and_go_on(process, pid, seconds):
         os.kill(pid, signal.SIGCONT)
 
 
-def check(target, kind, code, err, was_training):
+def check(target, kind, code, err, steps_left):
     """Returns what is wrong with the end of a job."""
     sent = signal.SIGTERM if kind == signal.SIGSTOP else kind
-    if target == "launch" or kind == signal.SIGSTOP:
+    if target in ("launch", "all") or kind == signal.SIGSTOP:
         right = [128 + sent] if sent in ASKING else [-sent]
         # At the very beginning, Python has not installed a handler yet.
         right += [-sent] if not err else []
     else:
         right = [128 + sent]
-    right.append(0)  # it came after the last step
+    right += [0] if steps_left <= NEAR_END else []  # it came after the last step
     checks = {
         f"exit code {code} in place of {right}": code in right,
         "a traceback": "Traceback" not in err and "Fatal Python error" not in err,
         "the instance is not named": kind in ASKING
         or kind in (signal.SIGABRT, signal.SIGSTOP)  # of SIGABRT the peers' errors may be first
-        or target in ("launch", "poprun")
+        or target in ("launch", "poprun", "all")
         or code == 0
         or f"instance {int(target == 'other')} " in err,
     }
@@ -247,10 +283,10 @@ def record(number, moment, target, kind, seconds, problems):
     }  # fmt: skip
 
 
-def finish(folder, expected):
-    """Resumes a run to its end; returns what is wrong with its weights."""
+def finish(folder, expected, environ):
+    """Resumes a run to its end, if it is not there; returns what is wrong with its weights."""
     log = folder.with_suffix(".log")
-    if start(folder, log).wait() != 0:
+    if not (folder / "result.json").exists() and start(folder, log, environ).wait() != 0:
         return [f"{folder.name} was not resumed: {log.read_text()[-2000:]}"]
     return [] if digest(folder) == expected else [f"{folder.name} ended with different weights"]
 
@@ -271,33 +307,82 @@ def render(records):
     return "\n".join([*lines, *(f"- {problem}" for problem in problems)])
 
 
+class Campaign:
+    """What has been done, and what is next. Can be used from any thread."""
+
+    def __init__(self, path, count):
+        self._path, self._guard = path, threading.Lock()
+        records = read_lines(path)
+        numbers, runs = ({each.get(name) for each in records} for name in ("number", "run"))
+        self._numbers = collections.deque(number for number in range(count) if number not in numbers)
+        self._runs = (run for run in itertools.count() if run not in runs)
+
+    def take_number(self):
+        """Returns the number of the next signal; None after the last one."""
+        with self._guard:
+            return self._numbers.popleft() if self._numbers else None
+
+    def put_back(self, number):
+        with self._guard:
+            self._numbers.appendleft(number)
+
+    def take_run(self):
+        """Returns the number of a run that is not complete."""
+        with self._guard:
+            return next(self._runs)
+
+    def keep(self, made):
+        with self._guard:
+            append_line(self._path, made)
+            for problem in made["problems"]:
+                print(f"{json.dumps({**made, 'problems': 0})}: {problem}", flush=True)
+
+
+def work(job, campaign, args, expected, deadline):
+    """Sends signals to one run after the other."""
+    environ = {**os.environ, "IPU_EMULATOR_DIR": str(args.folder / f"partition-{job}")}
+    run = campaign.take_run()
+    while time.monotonic() < deadline:
+        number = campaign.take_number()
+        if number is None:
+            break
+        folder = args.folder / f"run-{run}"
+        made = send(folder, number, args.seed, environ)
+        if made is None:
+            campaign.put_back(number)
+            made = {"run": run, "problems": finish(folder, expected, environ)}
+            run = campaign.take_run()
+        campaign.keep(made)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="runs beside each other")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["IPU_EMULATOR_DIR"] = str(args.folder / "partition")
+    lock = safe_files.lock_file(args.folder / ".lock", wait=True)  # another campaign would take its signals for faults
     path, deadline = args.folder / "kills.jsonl", time.monotonic() + 60 * args.minutes
     reference = args.folder / "undisturbed"
     if not (reference / "result.json").exists():
-        start(reference, reference.with_suffix(".log")).wait()
-    expected = digest(reference)
-    while time.monotonic() < deadline:
-        records = read_lines(path)
-        kills, runs = (sum(name in each for each in records) for name in ("signal", "run"))
-        if kills >= args.count:
-            break
-        folder = args.folder / f"run-{runs}"
-        made = send(folder, kills, args.seed)
-        if made is None:
-            made = {"run": runs, "problems": finish(folder, expected)}
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(made) + "\n")
-        for problem in made["problems"]:
-            print(f"{json.dumps({**made, 'problems': 0})}: {problem}", flush=True)
+        environ = {**os.environ, "IPU_EMULATOR_DIR": str(args.folder / "partition-0")}
+        start(reference, reference.with_suffix(".log"), environ).wait()
+    expected_file = args.folder / "undisturbed.sha256"  # TensorFlow takes seconds, in every part
+    if not expected_file.exists():
+        expected_file.write_text(digest(reference), encoding="ascii")
+    expected = expected_file.read_text(encoding="ascii")
+    campaign = Campaign(path, args.count)
+    workers = [
+        threading.Thread(target=work, args=(job, campaign, args, expected, deadline)) for job in range(args.jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    lock.close()
     records = read_lines(path)
     print(render(records))
     return 1 if any(each["problems"] for each in records) else 0

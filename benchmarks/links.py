@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import json
 import os
 import random
 import signal
@@ -185,8 +184,7 @@ def main():
     path, deadline = args.folder / "links.jsonl", time.monotonic() + 60 * args.minutes
 
     def keep(made):
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(made) + "\n")
+        kills.append_line(path, made)
         for problem in made["problems"]:
             print(problem, flush=True)
 

@@ -23,6 +23,8 @@ import time
 import traceback
 from pathlib import Path
 
+import kills
+
 # Cases of each campaign, and in one part.
 CAMPAIGNS = {
     "flags": (100_000, 500),
@@ -108,8 +110,7 @@ def main():
             count = min(size, wanted - done)
             part = try_part(module, state, done, count, options.seed, limit_s)
             parts.append(part)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(part) + "\n")
+            kills.append_line(path, part)
             done += count
             failed = sum(len(each["failures"]) for each in parts)
             print(

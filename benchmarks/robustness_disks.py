@@ -34,7 +34,8 @@ CASES = (
     ("the temporary directory, full, with two instances", "tmp", "16k", "fill2", True),
     ("the run's folder, full after the first epoch, with two instances", "run", "64m", "fill2", False),
 )
-FILL = "dd if=/dev/zero of={mounted}/filler bs=512 2>/dev/null"
+# The file of a process that has ended is removed by the next start, which would make room again.
+FILL = "rm -f {mounted}/partition/owner-*; dd if=/dev/zero of={mounted}/filler bs=512 2>/dev/null"
 FREE = "rm -f {mounted}/filler; mount -o remount,rw {mounted}"
 
 

@@ -31,10 +31,12 @@ def prepare(options):
 def try_case(number, chance, folder):
     """Trains, and compares the process at the end with itself after the first updates."""
     del number, chance
-    process = subprocess.Popen(
-        [*TRAIN, f"--run_dir={folder}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
+    log = folder.with_suffix(".log")  # not a pipe: nobody reads while it runs, and the run would wait
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [*TRAIN, f"--run_dir={folder}"], stdout=subprocess.DEVNULL, stderr=stream,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )  # fmt: skip
     samples = []
     while process.poll() is None:
         step = last_step(folder)
@@ -42,11 +44,10 @@ def try_case(number, chance, folder):
         if found and (not samples or step > samples[-1]["step"]):
             samples.append({"step": step, **found})
         time.sleep(0.5)
-    _, stderr = process.communicate()
     path = folder / "memory_samples.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
     if process.returncode:
-        return "ended", stderr[-2000:]
+        return "ended", log.read_text(encoding="utf-8", errors="replace")[-2000:]
     settled = next(each for each in samples if each["step"] >= samples[0]["step"] + SETTLED)
     last = samples[-1]
     growth = last["rss_kib"] / settled["rss_kib"] - 1
@@ -55,8 +56,14 @@ def try_case(number, chance, folder):
         f"{last['rss_kib']:,} KiB ({100 * growth:+.1f} %), descriptors {settled['descriptors']} to "
         f"{last['descriptors']}, threads {settled['threads']} to {last['threads']}"
     )
-    is_flat = growth <= MAX_GROWTH and last["descriptors"] <= settled["descriptors"]
-    return outcome, None if is_flat and last["threads"] <= settled["threads"] else outcome
+    # Checkpoints have threads and descriptors of their own for a moment: the most of the last tenth counts.
+    tenth = max(len(samples) // 10, 1)
+    most = [
+        [max(each[name] for each in part) for name in ("descriptors", "threads")]
+        for part in (samples[:tenth], samples[-tenth:])
+    ]
+    is_flat = growth <= MAX_GROWTH and all(now <= before for before, now in zip(*most))
+    return outcome, None if is_flat else outcome
 
 
 def last_step(folder):

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -23,6 +24,8 @@ Array = Any  # numpy has no types that hold for both releases
 
 DESCRIPTION = "collective.json"
 TRIALS = "trials.csv"
+_MAX_VALUE = 1e15  # of seconds and counts
+_MAX_TRIALS_BYTES = 1 << 29  # ten times what simulations of 10,000 trials have written
 MEASURED, SIMULATED = "measured", "simulated"
 INTERRUPTED, FAILED = "interrupted", "failed"
 _COUNTED = ("timeouts", "probes", "fast_retransmissions")
@@ -101,8 +104,8 @@ def read(folder: Path) -> Result:
         raise cli.UsageError(f"{folder} has no {DESCRIPTION}. Give a folder that measure or simulate wrote.")
     try:
         description = Description.from_json(value)
-        with (folder / TRIALS).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        trials = safe_files.read_bytes(folder / TRIALS, _MAX_TRIALS_BYTES).decode("utf-8")
+        rows = list(csv.DictReader(io.StringIO(trials, newline="")))
         series = tuple(_read_series(number, facts, rows) for number, facts in enumerate(description.series))
     except (OSError, RecordError, ValueError, KeyError, csv.Error) as error:
         raise cli.UsageError(f"{folder} cannot be read: {error}. Measure or simulate again.") from error
@@ -154,18 +157,34 @@ def _read_series(number: int, facts: SeriesFacts, rows: Sequence[Mapping[str, st
     if not own:
         raise ValueError(f"{TRIALS} has no trial of series {number}")
 
-    def column(name: str) -> Optional[Array]:
-        texts = [row.get(name) or "nan" for row in own]
-        values = np.array([float(text) for text in texts])
-        return None if np.isnan(values).all() else values
+    def read(name: str) -> Array:
+        values = np.array([float(row.get(name) or "nan") for row in own])
+        if (np.isinf(values) | (np.abs(values) > _MAX_VALUE)).any():
+            raise ValueError(f"{TRIALS} has no possible {name} for a trial of series {number}")
+        return values
+
+    def column(name: str, *, is_whole: bool = False) -> Optional[Array]:
+        values = read(name)
+        if np.isnan(values).all():
+            return None
+        if is_whole and np.isnan(values).any():
+            raise ValueError(f"{TRIALS} has a trial of series {number} without {name}")
+        return values
 
     def by_rank(suffix: str) -> Optional[Array]:
         if not own[0].get(f"rank0_{suffix}"):
             return None
-        return np.array([[float(row[f"rank{rank}_{suffix}"]) for rank in range(facts.ranks)] for row in own])
+        names = [name for name in own[0] if re.fullmatch(f"rank[0-9]+_{suffix}", name or "")]
+        values = np.array([read(name) for name in names[: facts.ranks]]).T
+        if len(names) < facts.ranks or np.isnan(values).any():
+            raise ValueError(f"{TRIALS} has a trial of series {number} without the times of all ranks")
+        return values
 
-    seconds = column("seconds")
-    if seconds is None or np.isnan(seconds).any():
-        raise ValueError(f"{TRIALS} has a trial of series {number} without seconds")
-    counts = (column(name) for name in _COUNTED)
-    return Series(facts, seconds, by_rank("s"), by_rank("late_s"), column("engine_s"), *counts)
+    seconds = column("seconds", is_whole=True)
+    if seconds is None or (seconds <= 0).any():
+        raise ValueError(f"{TRIALS} has a trial of series {number} that took no seconds")
+    rank_seconds, late_s = by_rank("s"), by_rank("late_s")
+    if rank_seconds is None:
+        late_s = None  # they are written together
+    counts = (column(name, is_whole=True) for name in _COUNTED)
+    return Series(facts, seconds, rank_seconds, late_s, column("engine_s"), *counts)

@@ -22,6 +22,7 @@ GAP = 2
 _BAR_WIDTH = 8
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 _MIN_LAST_COLUMN = 16
+_MOST_WRITTEN_OUT = 1e15  # larger numbers are written as 1.23e+45
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +109,11 @@ def wrap(line: Line, width: Optional[int]) -> List[Line]:
 
 
 def number(value: Optional[float]) -> str:
-    """Returns three digits; a dash for what is not known."""
-    if value is None:
+    """Returns three digits; a dash for what is not known or not finite."""
+    if value is None or not math.isfinite(value):
         return "-"
+    if abs(value) >= _MOST_WRITTEN_OUT:
+        return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:,.{min(digits, 6)}f}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -131,6 +132,8 @@ class Store:
     @contextlib.contextmanager
     def _exclusive(self, *, wait: bool) -> Iterator[None]:
         """Locks the store. Temporary folders found then belong to a dead writer, and are removed."""
+        if self.folder.is_symlink():
+            raise OSError(errno.EINVAL, "it is a link and not a folder", str(self.folder))
         lock = safe_files.lock_file(self.folder / ".lock", wait=wait)
         try:
             for path in safe_files.list_folder(self.folder) if lock else ():

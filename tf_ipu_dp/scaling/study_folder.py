@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, Optional, TextIO, Tuple
+from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.runs import run_folder, safe_files
@@ -73,15 +73,14 @@ class StudyFolder:
     def read_measurements(self) -> List[Measurement]:
         """Returns the last measurement of every repeat of a cell; a line that a kill cut off is left out."""
         found: Dict[Tuple[str, int], Measurement] = {}
-        with contextlib.suppress(FileNotFoundError):
-            for line in safe_files.read_lines(self.cells_jsonl):
-                value = parse_object(line)
-                if value is not None:
-                    with contextlib.suppress(RecordError):
-                        made = Measurement.from_json(value)
-                        # A repeat that failed and was measured later is where it was measured.
-                        found.pop((made.cell, made.repeat), None)
-                        found[made.cell, made.repeat] = made
+        for line in self._read_lines():
+            value = parse_object(line)
+            if value is not None:
+                with contextlib.suppress(RecordError):
+                    made = Measurement.from_json(value)
+                    # A repeat that failed and was measured later is where it was measured.
+                    found.pop((made.cell, made.repeat), None)
+                    found[made.cell, made.repeat] = made
         return list(found.values())
 
     def append(self, measurement: Measurement) -> None:
@@ -103,6 +102,7 @@ class StudyFolder:
     def clear_run(self, cell: str, repeat: int) -> Path:
         """Returns an empty folder for one run. What an interrupted run left there is removed, once it has ended."""
         path = self.runs / f"{cell}-repeat{repeat}"
+        _require_no_links(str(self.path), self.path, [self.runs, path])
         try:
             if path.exists():
                 # A run whose study was killed saves and ends by itself; it holds its own lock until then.
@@ -127,6 +127,14 @@ class StudyFolder:
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 
+    def _read_lines(self) -> List[bytes]:
+        try:
+            return list(safe_files.read_lines(self.cells_jsonl))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise cli.UsageError(f"{self.cells_jsonl} cannot be read: {error.strerror}. Remove it.") from error
+
     def _aside(self, path: Path, number: int) -> Path:
         return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
@@ -147,6 +155,8 @@ def open_folder(path: Path, study: Study, *, resume: bool) -> StudyFolder:
         if others and not (path / "study.json").exists():
             raise cli.UsageError(f"{label} is a folder of other files. Give a new one.")
         path.mkdir(parents=True, exist_ok=True)
+        folder = StudyFolder(path)
+        _require_no_links(label, path, [folder.study_json, folder.cells_jsonl, path / _LOCK, folder.runs])
         lock = safe_files.lock_file(path / _LOCK, wait=False)
     except BlockingIOError:
         holder = run_folder.RunFolder(path).read_owner().strip() or "another process"
@@ -170,6 +180,18 @@ def open_folder(path: Path, study: Study, *, resume: bool) -> StudyFolder:
         folder.close()
         raise
     return folder
+
+
+def _require_no_links(label: str, path: Path, entries: Sequence[Path]) -> None:
+    """Refuses the folder of a study in which something leads out of it: what a study writes and removes stays in it."""
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):
+            kind = safe_files.describe_irregular(entry.lstat())
+            if kind is not None:
+                raise cli.UsageError(
+                    f"{label} is not used: {entry.relative_to(path)} in it is {kind}, and a study's folder has files "
+                    "and folders only. Remove it, or choose another folder with --study_dir."
+                )
 
 
 def find_difference(before: Study, now: Study) -> Optional[str]:

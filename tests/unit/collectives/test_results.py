@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 
@@ -46,9 +48,34 @@ def test_a_folder_without_a_result_is_refused_in_a_sentence(tmp_path):
         results.read(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["", "series,seconds\n0,abc\n1,1\n", "series,seconds\n0,1\n"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "", "series,seconds\n0,abc\n1,1\n", "series,seconds\n0,1\n", "series,seconds\n0,-1\n1,1\n",
+        "series,seconds\n0,1e308\n1,1\n", "series,seconds\n0,inf\n1,1\n", "series,seconds,timeouts\n0,1,2\n0,1,\n1,1\n",
+        "series,seconds,timeouts\n0,1,inf\n1,1\n", "series,seconds,rank0_s,rank1_s\n0,1,1\n1,1\n",
+    ],
+)  # fmt: skip
 def test_damaged_trials_are_refused_in_a_sentence(tmp_path, damage):
     results.write(_result(), tmp_path)
     (tmp_path / results.TRIALS).write_text(damage)
     with pytest.raises(cli.UsageError, match="cannot be read"):
+        results.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a folder"])
+def test_trials_that_are_no_file_are_refused_before_they_are_opened(tmp_path, kind):
+    results.write(_result(), tmp_path)
+    path = tmp_path / results.TRIALS
+    path.unlink()
+    {"a pipe": lambda: os.mkfifo(path), "a link": lambda: path.symlink_to("/dev/zero"), "a folder": path.mkdir}[kind]()
+    with pytest.raises(cli.UsageError, match=f"it is {kind} and not a file"):
+        results.read(tmp_path)
+
+
+def test_a_number_of_ranks_that_the_trials_do_not_have_is_refused_at_once(tmp_path):
+    results.write(_result(), tmp_path)
+    path = tmp_path / results.DESCRIPTION
+    path.write_text(path.read_text().replace('"ranks": 2,', f'"ranks": {2**62},'))
+    with pytest.raises(cli.UsageError, match="without the times of all ranks"):
         results.read(tmp_path)

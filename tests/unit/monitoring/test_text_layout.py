@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,3 +22,7 @@ def test_ranges_of_ids_can_be_read_back(ids):
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     assert found == ids
+
+
+def test_numbers_that_no_device_has_are_short():
+    assert [text_layout.number(each) for each in (None, math.inf, -math.inf, math.nan, 1e308)] == [*"----", "1e+308"]

@@ -502,3 +502,12 @@ def test_where_the_file_system_has_no_locks_saving_works_and_nothing_temporary_i
     store.save(manifest(16), write_state(b"16"))
     assert store.newest().manifest.step == 16
     assert leftovers(store) == [".tmp-step-00000024-0123"]
+
+
+def test_a_link_in_place_of_the_store_is_neither_read_nor_written(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "checkpoints").symlink_to(outside)
+    store = checkpoints.Store(tmp_path / "checkpoints", 2, print)
+    assert store.newest() is None and store.newest_manifest() is None and store.steps() == []
+    assert list(outside.iterdir()) == []

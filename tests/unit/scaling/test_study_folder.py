@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -138,3 +139,50 @@ def test_a_run_that_was_interrupted_begins_with_an_empty_folder(open_study):
     folder = open_study()
     (folder.clear_run("tf_ipu_dp-1", 0) / "metrics.jsonl").write_text("old", encoding="utf-8")
     assert list(folder.clear_run("tf_ipu_dp-1", 0).iterdir()) == []
+
+
+def _replace(path, kind, outside):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link"])
+def test_measurements_that_are_no_file_are_refused_in_a_sentence(open_study, tmp_path, kind):
+    folder = open_study()
+    _replace(folder.cells_jsonl, kind[2:], tmp_path)
+    with pytest.raises(cli.UsageError, match=rf"cells\.jsonl cannot be read: it is {kind} and not a file\. Remove it"):
+        folder.read_measurements()
+
+
+@pytest.mark.parametrize("name", ["study.json", "cells.jsonl", ".lock", "runs"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
+def test_nothing_in_the_folder_of_a_study_leads_out_of_it(open_study, tmp_path, name, kind):
+    folder = open_study()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    if (folder.path / name).exists():
+        (folder.path / name).rename(outside / name)
+        outside /= name
+    _replace(folder.path / name, kind[2:], outside)
+    with pytest.raises(cli.UsageError, match=rf"{name} in it is {kind}, and a study's folder has files and folders"):
+        open_study()
+
+
+def test_a_link_in_place_of_a_run_removes_and_writes_nothing_outside(open_study, tmp_path):
+    folder = open_study()
+    outside = tmp_path / "outside"
+    (outside / "tf_ipu_dp-1-repeat0").mkdir(parents=True)
+    (outside / "tf_ipu_dp-1-repeat0" / "precious").touch()
+    folder.runs.symlink_to(outside)
+    with pytest.raises(cli.UsageError, match="runs in it is a link"):
+        folder.clear_run("tf_ipu_dp-1", 0)
+    folder.runs.unlink()
+    folder.runs.mkdir()
+    (folder.runs / "tf_ipu_dp-1-repeat0").symlink_to(outside / "tf_ipu_dp-1-repeat0")
+    with pytest.raises(cli.UsageError, match="runs/tf_ipu_dp-1-repeat0 in it is a link"):
+        folder.clear_run("tf_ipu_dp-1", 0)
+    assert [path.name for path in (outside / "tf_ipu_dp-1-repeat0").iterdir()] == ["precious"]

@@ -13,6 +13,7 @@ Of several hosts, only the addresses that they have announced are answered.
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import hmac
 import http
@@ -24,7 +25,7 @@ import socketserver
 import struct
 import threading
 from pathlib import Path
-from typing import AbstractSet, Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from tf_ipu_dp.emulator.launcher import exit_notices
 from tf_ipu_dp.emulator.launcher.connection_watch import ConnectionWatch
@@ -149,7 +150,9 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.groups, self.on_exit_notice, self.watch = groups, on_exit_notice, watch
         self._peers, self._has_secret = peers, bool(secret)
         self.prefix = f"/{secret}:{self.server_address[1]}" if secret else ""
-        self._free = threading.BoundedSemaphore(_MAX_REQUESTS + _MAX_REQUESTS_PER_INSTANCE * groups.instances)
+        self._max_requests = _MAX_REQUESTS + _MAX_REQUESTS_PER_INSTANCE * groups.instances
+        self._open: Deque[Any] = collections.deque()
+        self._guard = threading.Lock()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         if self._peers is not None and client_address[0] not in self._peers:
@@ -157,16 +160,19 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return self._has_secret or _is_own_user(client_address, request.getsockname())
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)  # Horovod tries again
+        """Starts the thread of a request. One too many replaces the oldest: the job's own take milliseconds."""
+        with self._guard:
+            self._open.append(request)
+            oldest = self._open.popleft() if len(self._open) > self._max_requests else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard, contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing when a client closes its connection."""
