@@ -26,7 +26,9 @@ from tf_ipu_dp.emulator.sdk_api.ipu.keras_extensions import KerasExtensions
 
 _CONCRETE = tuple(kind for kind in [getattr(function, "ConcreteFunction", None)] if kind is not None)
 _traced: Any = weakref.WeakKeyDictionary()  # tf.functions by the functions they were made from
-_origins: Any = weakref.WeakKeyDictionary()  # the tf.functions that concrete functions were made from
+# Of a concrete function: the tf.function that it was made from. Not in a dictionary with weak keys: that would keep
+# both forever, because each of them refers to the other.
+_ORIGIN = "_tf_ipu_dp_origin"
 _copies: Any = weakref.WeakKeyDictionary()  # by user's function, then by number of IPUs of the device
 
 
@@ -275,12 +277,13 @@ def _origin_of(fn: Any) -> Any:
     """Returns the function that a concrete one was made from, to trace it for several replicas; others as they are."""
     if not isinstance(fn, _CONCRETE):
         return fn
-    if fn not in _origins:
+    origin = getattr(fn, _ORIGIN, None)
+    if origin is None:
         raise NotImplementedError(
             "This ConcreteFunction cannot be emulated on several replicas: it was made before an IPU strategy, or not "
             "by get_concrete_function. Give the tf.function itself to strategy.run()."
         )
-    return _origins[fn]
+    return origin
 
 
 def _as_replica(strategy: Any, fn: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -337,7 +340,7 @@ def _remember_origins() -> None:
     def get_concrete_function(self: Any, *args: Any, **kwargs: Any) -> Any:
         concrete = stock(self, *args, **kwargs)
         if replicas.current() is None:
-            _origins[concrete] = self
+            setattr(concrete, _ORIGIN, self)
         return concrete
 
     patches.set_attribute("concrete functions", def_function.Function, "get_concrete_function", get_concrete_function)

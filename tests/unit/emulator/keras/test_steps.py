@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -94,3 +97,24 @@ def test_an_epoch_that_is_the_dataset_begins_at_the_beginning_and_one_that_is_no
         model.fit(data, epochs=2, verbose=0, callbacks=[Keep()])
         model.fit(data, epochs=2, steps_per_epoch=8, verbose=0, callbacks=[Keep()])
     np.testing.assert_allclose(seen, [7.5, 7.5, 3.5, 11.5])
+
+
+def test_the_functions_of_a_dataset_are_freed_after_fit(scope, wait_until):
+    def double(x, y):
+        return 2 * x, y
+
+    function = weakref.ref(double)
+    with scope(2).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1]))).repeat(4).map(double)
+        model.fit(data, verbose=0)
+        other = tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1]))).repeat(4)
+        model.fit(other, verbose=0)
+    del double, data
+
+    def is_freed():
+        gc.collect()
+        return function() is None
+
+    wait_until(is_freed, limit_s=30.0, pause_s=0.1)  # the iterator is deleted by a thread
