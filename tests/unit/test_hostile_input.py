@@ -66,9 +66,12 @@ def flag_file(tmp_path, content, name="a.flags"):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"--ipus=4\n--run_dir=a\0b\n", "a.flags is '--run_dir=a\\x00b', and not a flag like --ipus=8"),
+        (b"--ipus=4\n--run_dir=a\0b\n", "a.flags cannot be read: line 2 is '--run_dir=a\\x00b', and not a flag like"),
         (b"# prose\n" + b"It was a dark and stormy night; the rain fell in torrents.\n" * 30_000, "is longer than"),
-        (b"It was a dark and stormy night.\n" * 3000, "a.flags is 'It was a dark and stormy night.', and not a flag"),
+        (
+            b"It was a dark and stormy night.\n" * 3000,
+            "a.flags cannot be read: line 1 is 'It was a dark and stormy night.', and not",
+        ),
         (b"\xff\xfe--ipus", "is not text"),
     ],
 )
