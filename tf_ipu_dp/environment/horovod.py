@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List
 
 from tf_ipu_dp.environment.commands import pip, run
-from tf_ipu_dp.environment.locks import cache_dir, write
+from tf_ipu_dp.environment.locks import cache_dir, lock, write
 from tf_ipu_dp.environment.status import SetupError, Status
 
 HOROVOD = "horovod==0.28.1"
@@ -90,12 +90,24 @@ def _wheel(python: Path, log_dir: Path, status: Status) -> Path:
     """Returns the wheel for this Python, TensorFlow, Horovod and MPI; builds it if it is not in the cache."""
     tensorflow = _tensorflow_version(python)
     folder = cache_dir() / "wheels" / _cache_key(tensorflow)
-    found = _cached_wheels(tensorflow)
-    if found:
-        status.info(f"using the Horovod wheel in {folder}.")
-        return found[0]
+    if not _cached_wheels(tensorflow):
+        _require_compiler()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(
+                f"the wheel cache {folder} cannot be written ({error.strerror}). "
+                "Set TF_IPU_DP_CACHE to a writable directory."
+            ) from error
+        with lock(folder / "building.lock", status, "another process is building Horovod; waiting for it."):
+            if not _cached_wheels(tensorflow):
+                return _build(python, folder, tensorflow, log_dir, status)
+    status.info(f"using the Horovod wheel in {folder}.")
+    return _cached_wheels(tensorflow)[0]
 
-    _require_compiler()
+
+def _build(python: Path, folder: Path, tensorflow: str, log_dir: Path, status: Status) -> Path:
+    """Builds the wheel, saying so, and returns where it is kept."""
     cores, mpi = os.cpu_count() or 1, _mpi_version()
     minutes = math.ceil(4 / cores) + 1
     with_mpi = "Gloo" if mpi == "nompi" else f"Gloo and {mpi}"
@@ -103,18 +115,11 @@ def _wheel(python: Path, log_dir: Path, status: Status) -> Path:
         f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} "
         f"minutes on {cores} cores. The wheel is cached in {folder}, so this happens once."
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(
-            f"the wheel cache {folder} cannot be written ({error.strerror}). "
-            "Set TF_IPU_DP_CACHE to a writable directory."
-        ) from error
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        return _build(python, Path(scratch), log_dir, status)
+        return _compile(python, Path(scratch), log_dir, status)
 
 
-def _build(python: Path, scratch: Path, log_dir: Path, status: Status) -> Path:
+def _compile(python: Path, scratch: Path, log_dir: Path, status: Status) -> Path:
     """Builds the wheel in a folder inside the one that keeps it, and returns where it is kept."""
     tools, cores = scratch / "tools", os.cpu_count() or 1
     words = ["install", "--target", str(tools), *_BUILD_TOOLS]

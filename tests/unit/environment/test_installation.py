@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -334,6 +335,30 @@ def test_horovod_is_compiled_with_the_header_that_it_misses_beside_the_flags_of_
     (tmp_path / "scratch").mkdir()
     for given, expected in (("-O1", "-O1 -include stdexcept"), ("", "-include stdexcept")):
         monkeypatch.setenv("CXXFLAGS", given)
-        wheel = horovod._build(Path("python"), tmp_path / "scratch", tmp_path, Status("x", io.StringIO()))
+        wheel = horovod._compile(Path("python"), tmp_path / "scratch", tmp_path, Status("x", io.StringIO()))
         assert wheel.parent == tmp_path and built.pop()["CXXFLAGS"] == expected
         shutil.rmtree(tmp_path / "scratch" / "out")
+
+
+def test_environments_that_need_the_same_horovod_at_once_build_it_once(tmp_path, monkeypatch, wait_until):
+    monkeypatch.setenv("TF_IPU_DP_CACHE", str(tmp_path))
+    monkeypatch.setattr(horovod, "_require_compiler", lambda: None)
+    monkeypatch.setattr(horovod, "_tensorflow_version", lambda python: "2.15.1")
+    screens = [io.StringIO(), io.StringIO()]
+    built = []
+
+    def compile_until_the_other_waits(python, scratch, log_dir, status):
+        built.append(scratch)
+        wait_until(lambda: any("waiting for it" in screen.getvalue() for screen in screens))
+        wheel = scratch.parent / "horovod-0.28.1-x.whl"
+        wheel.touch()
+        return wheel
+
+    monkeypatch.setattr(horovod, "_compile", compile_until_the_other_waits)
+    with ThreadPoolExecutor(2) as threads:
+        statuses = [Status("launch/test", screen) for screen in screens]
+        found = list(threads.map(lambda status: horovod._wheel(Path("python"), tmp_path, status), statuses))
+    assert len(built) == 1 and found[0] == found[1] and found[0].exists()
+    (waited,) = [screen.getvalue() for screen in screens if "waiting" in screen.getvalue()]
+    assert waited.startswith("launch/test: another process is building Horovod; waiting for it.\n")
+    assert "using the Horovod wheel in" in waited
