@@ -1,8 +1,8 @@
 """Collectives between the instances of a job, over Horovod. With one instance nothing is sent, and nothing imported.
 
 Everything that instances exchange goes through here, so that all of them make the same calls in the same order. It is
-timed, because this is where instances wait for a slow one. Gradients of Keras models, which are exchanged in every
-update, go through shared memory if all instances are on one host.
+timed, because this is where instances wait for a slow one. If all instances are on one host, what they exchange goes
+through shared memory, in traced programs and between them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from tf_ipu_dp.emulator import patches, popdist_variables
-from tf_ipu_dp.emulator.runtime import wait_meter
+from tf_ipu_dp.emulator.runtime import shared_memory, wait_meter
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _EXCHANGE = "IPU_EMULATOR_EXCHANGE"  # horovod: no shared memory
@@ -24,7 +24,9 @@ _connected = False
 _server: Any = None  # on instance 0, if the launcher runs none
 _sets: Dict[FrozenSet[int], Any] = {}
 _confined: List[FrozenSet[int]] = []
-_on_host: List[Any] = []  # the shared memory of all instances, or None; empty until gradients are first exchanged
+# The shared memory of all instances, or None: of traced programs (True), and of what is exchanged beside them, maybe at
+# the same time. Both are made when they are first needed, which is at the same place on all instances.
+_on_host: Dict[bool, Any] = {}
 _meter = wait_meter.Meter()  # of traced programs
 _exchanges = wait_meter.RecentTimes(kept=256)  # of gradients
 _eager_lock = threading.Lock()
@@ -83,10 +85,10 @@ def disconnect() -> None:
     """Closes the connection to the other instances."""
     global _connected, _server  # noqa: PLW0603
     if _connected and _size() > 1:
-        while _on_host:
-            memory = _on_host.pop()
+        for memory in _on_host.values():
             if memory is not None:
                 memory.close()
+        _on_host.clear()
         _horovod().shutdown()
         _sets.clear()
         if _server is not None:
@@ -128,8 +130,7 @@ def barrier() -> None:
 def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool = False) -> List[Any]:
     """Returns the sums over all instances: one grouped all-reduce for each type of number.
 
-    `has_gradients`: a traced program that exchanges its gradients, through shared memory where that is possible;
-    `exchange_times` are those of these exchanges.
+    `has_gradients`: a traced program that exchanges its gradients; `exchange_times` are those of these exchanges.
     """
     if count() == 1 or not tensors:
         return list(tensors)
@@ -138,11 +139,11 @@ def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool
     spans: List[Tuple[Any, Any]] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        full_name = f"{name}.{dtype.name}"
 
-        def exchange(given: List[Any], full_name: str = f"{name}.{dtype.name}") -> Sequence[Any]:
-            memory = _shared_memory(given) if has_gradients else None
-            if memory is not None:
-                return _sum_in_memory(memory, given, full_name)
+        def exchange(given: List[Any], memory: Any, full_name: str = full_name) -> Sequence[Any]:
+            if memory is not None and given[0].dtype.name in shared_memory.SUMMED_TYPES:
+                return _through_memory(lambda *arrays: memory.sum(full_name, arrays), given)
             return horovod.grouped_allreduce(given, op=horovod.Sum, name=full_name, **_options())
 
         sums.update(zip(places, _timed([tensors[place] for place in places], exchange, spans)))
@@ -157,11 +158,15 @@ def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool
 
 def all_gather(tensor: Any, name: Optional[str] = None) -> Any:
     """Returns the tensors of all instances, stacked."""
-    import tensorflow as tf
-
     if count() == 1:
-        return tensor[tf.newaxis]
-    return _timed([tensor[tf.newaxis]], lambda given: [_horovod().allgather(given[0], name=name, **_options())])[0]
+        return tensor[None]
+
+    def exchange(given: List[Any], memory: Any) -> Sequence[Any]:
+        if memory is not None:
+            return _through_memory(lambda array: [memory.gather(name, array)], given, stacked=count())
+        return [_horovod().allgather(given[0][None], name=name, **_options())]
+
+    return _timed([tensor], exchange)[0]
 
 
 def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
@@ -169,7 +174,13 @@ def broadcast(tensor: Any, name: Optional[str] = None) -> Any:
     if count() == 1:
         return tensor
     root = min(_confined[-1]) if _confined else 0
-    return _timed([tensor], lambda given: [_horovod().broadcast(given[0], root_rank=root, name=name, **_options())])[0]
+
+    def exchange(given: List[Any], memory: Any) -> Sequence[Any]:
+        if memory is not None:
+            return _through_memory(lambda array: [memory.broadcast(name, array, root)], given)
+        return [_horovod().broadcast(given[0], root_rank=root, name=name, **_options())]
+
+    return _timed([tensor], exchange)[0]
 
 
 def seconds_in_collectives() -> float:
@@ -188,8 +199,8 @@ def exchange_times() -> Tuple[int, List[float]]:
 
 
 def uses_shared_memory() -> bool:
-    """Whether gradients have been exchanged through shared memory so far."""
-    return bool(_on_host) and _on_host[0] is not None
+    """Whether traced programs have found shared memory to exchange through so far."""
+    return _on_host.get(True) is not None
 
 
 def is_waiting() -> bool:
@@ -197,28 +208,21 @@ def is_waiting() -> bool:
     return _eager_calls > 0 or _meter.is_waiting()
 
 
-def _shared_memory(tensors: Sequence[Any]) -> Any:
-    """Returns the memory through which a traced program exchanges tensors; None if it has to use Horovod.
-
-    It is made when the first program that exchanges gradients is traced, which all instances do.
-    """
+def _shared_memory() -> Any:
+    """Returns the memory through which instances exchange what they exchange now; None if they have to use Horovod."""
     import tensorflow as tf
 
-    from tf_ipu_dp.emulator.runtime import shared_memory
-
-    traced = not tf.executing_eagerly() and tf.compat.v1.executing_eagerly_outside_functions()
-    if _confined or not traced or tensors[0].dtype.name not in shared_memory.TYPES:
+    traced = not tf.executing_eagerly()
+    if _confined or (traced and not tf.compat.v1.executing_eagerly_outside_functions()):
         return None
-    if not _on_host:
+    if traced not in _on_host:
         with tf.init_scope():
-            _on_host.append(_connect_on_host())
-    return _on_host[0]
+            _on_host[traced] = _connect_on_host()
+    return _on_host[traced]
 
 
 def _connect_on_host() -> Any:
     import tensorflow as tf
-
-    from tf_ipu_dp.emulator.runtime import shared_memory
 
     horovod = _horovod()
 
@@ -236,15 +240,21 @@ def _connect_on_host() -> Any:
     return shared_memory.connect(_instance_index(), _size(), gather, all_of) if all_of(is_wanted) else None
 
 
-def _sum_in_memory(memory: Any, tensors: Sequence[Any], name: str) -> List[Any]:
-    """Makes a traced program sum tensors over the instances of this host."""
+def _through_memory(
+    exchange: Callable[..., Sequence[Any]], tensors: Sequence[Any], stacked: Optional[int] = None
+) -> List[Any]:
+    """Calls a function of arrays that returns as many, of the same shapes or stacks of so many; or traces the call."""
     import tensorflow as tf
 
-    received = tf.numpy_function(
-        lambda *given: memory.sum(name, given), tensors, [tensor.dtype for tensor in tensors], name="SharedMemorySum"
-    )
+    if tf.executing_eagerly():
+        try:
+            return [tf.constant(array) for array in exchange(*(tensor.numpy() for tensor in tensors))]
+        except RuntimeError as error:  # as a traced program raises it
+            raise tf.errors.UnknownError(None, None, str(error)) from error
+    types = [tensor.dtype for tensor in tensors]
+    received = tf.numpy_function(exchange, tensors, types, name="SharedMemory")
     for tensor, like in zip(received, tensors):
-        tensor.set_shape(like.shape)
+        tensor.set_shape(like.shape if stacked is None else tf.TensorShape([stacked]).concatenate(like.shape))
     return list(received)
 
 
@@ -279,33 +289,37 @@ def _threads() -> Set[int]:
 
 def _timed(
     tensors: List[Any],
-    exchange: Callable[[List[Any]], Sequence[Any]],
+    exchange: Callable[[List[Any], Any], Sequence[Any]],
     spans: Optional[List[Tuple[Any, Any]]] = None,
 ) -> List[Any]:
-    """Returns what is received. A traced program's beginning and end are appended to `spans`."""
+    """Returns what is received. `exchange` gets the tensors and the shared memory, or None.
+
+    A traced program's beginning and end are appended to `spans`.
+    """
     global _eager_seconds, _eager_calls  # noqa: PLW0603
     import tensorflow as tf
 
+    memory = _shared_memory()
     if tf.executing_eagerly():
         began = time.monotonic()
         with _eager_lock:
             _eager_calls += 1
         try:
-            return list(exchange(tensors))
+            return list(exchange(tensors, memory))
         finally:
             with _eager_lock:
                 _eager_calls -= 1
                 _eager_seconds += time.monotonic() - began
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        return list(exchange(tensors))
+        return list(exchange(tensors, memory))
     moment = wait_meter.now(tensors)
-    # Recording the beginning also orders the collectives of a program, in the same way on all instances.
-    with tf.control_dependencies([_meter.begin([moment])]):
-        received = list(exchange([tf.identity(tensor) for tensor in tensors]))
+    # The collectives of a program come one after the other, in the same order on all instances.
+    with tf.control_dependencies([_meter.begin([moment]), _meter.take_turn([moment])]):
+        received = list(exchange([tf.identity(tensor) for tensor in tensors], memory))
     ended = wait_meter.now(received)
     if spans is not None:
         spans.append((moment, ended))
-    with tf.control_dependencies([_meter.end(received), _meter.spend(ended - moment)]):
+    with tf.control_dependencies([_meter.end(received), _meter.take_turn(received), _meter.spend(ended - moment)]):
         return [tf.identity(tensor) for tensor in received]
 
 

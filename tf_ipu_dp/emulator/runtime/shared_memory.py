@@ -1,13 +1,13 @@
-"""All-reduce between the instances of one host, through shared memory.
+"""Collectives between the instances of one host, through shared memory.
 
 Horovod sends everything through TCP connections, also between processes of one machine, and its threads poll: two
 instances take as long to exchange the 3.4 MB of an MLP as to compute them. Here the instances write to memory that all
 of them see, and connections are only used to wait for each other.
 
-The tensors of an exchange are divided into chunks that fit into the caches of a core, and a chunk into one part per
-instance. For each chunk an instance (1) writes its values, (2) sums its own part over all instances, always in the
-same order, (3) reads the sums of the other parts. There is a barrier after each. The chunks are pipelined: between two
-barriers an instance does (1) for one chunk, (2) for the one before and (3) for the one before that.
+The tensors of an exchange are divided into chunks that fit into the caches of a core. Each instance writes a chunk,
+waits for the others, and reads what all of them have written; the next chunk is written before the last is read, so
+that there is one barrier for each. Large sums over more than two instances take one more: each instance sums its own
+part of a chunk, and reads the sums of the other parts.
 
 An instance that ends closes its connections, so the others fail instead of waiting forever.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import mmap
 import os
 import secrets
@@ -27,8 +28,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-TYPES = ("float32", "float64")  # what numpy adds as fast as TensorFlow
+SUMMED_TYPES = ("float32", "float64", "int32", "int64")  # what numpy adds as fast as TensorFlow
 _CHUNK = 1 << 20  # bytes: two of each instance and two of sums fit into a cache of some megabytes
+_SMALL = 1 << 16  # bytes: each of many instances sums all of it faster than it waits once more
 _SLOTS = 2  # a chunk is written while the one before is summed
 _ALIGNMENT = 64  # TensorFlow takes over arrays that are aligned like its own, and copies others
 _CONNECT_TIMEOUT_S = 30.0
@@ -36,43 +38,104 @@ _BACKLOG = 16  # of other processes that try to connect
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
+class MismatchError(RuntimeError):
+    """The instances do not exchange the same tensors. They can go on with the next exchange."""
+
+
 class Group:
-    """The instances of one host, from the point of view of one of them."""
+    """The instances of one host, from the point of view of one of them. All of them make the same calls."""
 
     def __init__(self, rank: int, peers: Dict[int, socket.socket], memory: mmap.mmap, chunk: int = _CHUNK) -> None:
         """`peers`: a connection to each other instance, by its index. `memory`: `memory_size` bytes."""
         self._rank, self._peers, self._chunk = rank, dict(sorted(peers.items())), chunk
         self._count = len(peers) + 1
         self._memory = memory
+        self._next_slot = 0
         self._lock = threading.Lock()
 
     def sum(self, name: str, arrays: Sequence[Any]) -> List[Any]:
-        """Returns the sums over all instances of arrays of one type. All instances must give the same shapes."""
+        """Returns the sums over all instances of arrays of one type, added in the order of the instances."""
         arrays = [np.asarray(array, order="C") for array in arrays]
-        sums = [_aligned_empty(array) for array in arrays]
-        dtype = arrays[0].dtype
+        sums = [_aligned_empty(array.shape, array.dtype) for array in arrays]
         given, received = ([each.reshape(-1) for each in whole] for whole in (arrays, sums))
-        chunks = _divide([each.size for each in given], self._chunk // dtype.itemsize)
-        values, totals = self._views(dtype)
-        ticket = _ticket(name, arrays)
+        ticket = _Ticket(name, "sum", arrays)
         with self._lock:
-            for number in range(len(chunks) + 2):
-                if number < len(chunks):
-                    _write(values[number % _SLOTS, self._rank], given, chunks[number])
-                if 0 < number <= len(chunks):
-                    slot, size = (number - 1) % _SLOTS, _size_of(chunks[number - 1])
-                    own = slice(size * self._rank // self._count, size * (self._rank + 1) // self._count)
-                    _sum(values[slot, :, own], totals[slot, own])
-                if number > 1:
-                    _read(totals[number % _SLOTS], received, chunks[number - 2])
-                if number <= len(chunks):
-                    self._barrier(ticket, name)
+            if self._count > 2 and sum(each.nbytes for each in arrays) > _SMALL:
+                self._sum_in_parts(ticket, given, received)
+            else:
+                self._exchange(ticket, given, lambda values, chunk: _sum_all(values, received, chunk))
         return sums
+
+    def gather(self, name: str, array: Any) -> Any:
+        """Returns the arrays of all instances, stacked in the order of the instances."""
+        array = np.asarray(array, order="C")
+        stacked = _aligned_empty((self._count, *array.shape), array.dtype)
+        received = [_bytes_of(row) for row in stacked.reshape(self._count, array.size)]
+
+        def read(values: Any, chunk: _Chunk) -> None:
+            for row, content in zip(values, received):
+                _read(row, [content], chunk)
+
+        with self._lock:
+            self._exchange(_Ticket(name, "gather", [array]), [_bytes_of(array)], read)
+        return stacked
+
+    def broadcast(self, name: str, array: Any, root: int = 0) -> Any:
+        """Returns the array of one instance."""
+        array = np.asarray(array, order="C")
+        result = _aligned_empty(array.shape, array.dtype)
+        received = [_bytes_of(result)]
+        with self._lock:
+            self._exchange(
+                _Ticket(name, f"broadcast from {root}", [array]), [_bytes_of(array)],
+                lambda values, chunk: _read(values[root], received, chunk), writes=self._rank == root,
+            )  # fmt: skip
+        return result
 
     def close(self) -> None:
         """Closes the connections: the others fail if they still wait for this instance."""
         for peer in self._peers.values():
             peer.close()
+
+    def _exchange(
+        self, ticket: _Ticket, given: Sequence[Any], read: Callable[[Any, _Chunk], None], *, writes: bool = True
+    ) -> None:
+        """Writes flat arrays of one type, and calls `read` with what all instances have written, chunk by chunk."""
+        dtype = given[0].dtype
+        chunks = _divide([each.size for each in given], self._chunk // dtype.itemsize) or [[]]
+        values, _ = self._views(dtype)
+        slots = self._take_slots(len(chunks))
+        for number in range(len(chunks) + 1):
+            if number < len(chunks) and writes:
+                _write(values[slots[number], self._rank], given, chunks[number])
+            if number:
+                read(values[slots[number - 1]], chunks[number - 1])
+            if number < len(chunks):
+                self._barrier(ticket)
+
+    def _sum_in_parts(self, ticket: _Ticket, given: Sequence[Any], received: Sequence[Any]) -> None:
+        """Sums flat arrays; between two barriers it writes a chunk, sums its part of another and reads a third."""
+        dtype = given[0].dtype
+        chunks = _divide([each.size for each in given], self._chunk // dtype.itemsize)
+        values, totals = self._views(dtype)
+        slots = self._take_slots(len(chunks))
+        for number in range(len(chunks) + 2):
+            if number < len(chunks):
+                _write(values[slots[number], self._rank], given, chunks[number])
+            if 0 < number <= len(chunks):
+                slot, size = slots[number - 1], _size_of(chunks[number - 1])
+                own = slice(size * self._rank // self._count, size * (self._rank + 1) // self._count)
+                _sum(values[slot, :, own], totals[slot, own])
+            if number > 1:
+                _read(totals[slots[number - 2]], received, chunks[number - 2])
+            if number <= len(chunks):
+                self._barrier(ticket)
+
+    def _take_slots(self, count: int) -> List[int]:
+        """Returns where the chunks of an exchange are written. The first is not where others may still read."""
+        slots = [(self._next_slot + number) % _SLOTS for number in range(count)]
+        self._next_slot = (self._next_slot + count) % _SLOTS
+        return slots
 
     def _views(self, dtype: Any) -> Tuple[Any, Any]:
         """Returns the shared values by slot, instance and place, and the shared sums by slot and place."""
@@ -80,21 +143,25 @@ class Group:
         shared = shared.reshape(_SLOTS, self._count + 1, self._chunk // dtype.itemsize)
         return shared[:, :-1], shared[:, -1]
 
-    def _barrier(self, ticket: bytes, name: str) -> None:
+    def _barrier(self, ticket: _Ticket) -> None:
         """Returns when all instances have called it, for the same exchange."""
         for index, peer in self._peers.items():
             with _lost(index):
-                peer.send(ticket)
+                peer.send(ticket.digest)
+        received = {}
         for index, peer in self._peers.items():
             with _lost(index):
-                received = peer.recv(len(ticket))
-            if not received:
+                received[index] = peer.recv(len(ticket.digest))
+            if not received[index]:
                 raise _lost_peer(index)
-            if received != ticket:
-                raise RuntimeError(
-                    f"Instance {index} does not exchange the same tensors as this one ({name}): all instances must run "
-                    "the same program, with tensors of the same names, types and shapes."
-                )
+        others = [index for index, digest in received.items() if digest != ticket.digest]
+        if others:
+            # All instances find this at their first barrier, when none reads anything.
+            self._next_slot = 0
+            raise MismatchError(
+                f"Mismatched tensors: instance {others[0]} does not exchange the same as this one ({ticket.words}). All "
+                "instances must run the same program, with tensors of the same names, types and shapes."
+            )
 
 
 def memory_size(count: int, chunk: int = _CHUNK) -> int:
@@ -230,22 +297,35 @@ def _placed(chunk: _Chunk) -> Iterator[Tuple[int, int, int, int]]:
         place += end - begin
 
 
+def _sum_all(values: Any, arrays: Sequence[Any], chunk: _Chunk) -> None:
+    for place, number, begin, end in _placed(chunk):
+        _sum(values[:, place : place + end - begin], arrays[number][begin:end])
+
+
 def _sum(values: Any, total: Any) -> None:
     np.add(values[0], values[1], out=total)
     for more in values[2:]:
         np.add(total, more, out=total)
 
 
-def _aligned_empty(like: Any) -> Any:
-    content: Any = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+def _aligned_empty(shape: Tuple[int, ...], dtype: Any) -> Any:
+    size = math.prod(shape) * dtype.itemsize
+    content: Any = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -content.ctypes.data % _ALIGNMENT
-    return content[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
+    return content[offset : offset + size].view(dtype).reshape(shape)
 
 
-def _ticket(name: str, arrays: Sequence[Any]) -> bytes:
-    """Returns what instances that are in the same exchange have in common."""
-    shapes = [(array.dtype.str, array.shape) for array in arrays]
-    return hashlib.blake2b(repr((name, shapes)).encode(), digest_size=8).digest()
+def _bytes_of(array: Any) -> Any:
+    return array.reshape(-1).view(np.uint8)
+
+
+class _Ticket:
+    """What instances that are in the same exchange have in common."""
+
+    def __init__(self, name: str, kind: str, arrays: Sequence[Any]) -> None:
+        self.words = f"{kind} of {name}"
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        self.digest = hashlib.blake2b(repr((name, kind, shapes)).encode(), digest_size=8).digest()
 
 
 @contextlib.contextmanager

@@ -43,6 +43,10 @@ class Meter:
         """Returns an operation that records its end, once these tensors are computed."""
         return self._add("ended", 1.0, after)
 
+    def take_turn(self, after: Sequence[Any]) -> Any:
+        """Returns an operation that runs after those before it in a program, and once these tensors are computed."""
+        return self._add("turns", 1.0, after)
+
     def spend(self, seconds: Any) -> Any:
         """Returns an operation that adds to the time."""
         import tensorflow as tf

@@ -1,4 +1,4 @@
-"""All-reduce through shared memory, between threads that have what instances have: an index, connections and memory."""
+"""Collectives through shared memory, between threads that have what instances have: index, connections and memory."""
 
 import contextlib
 import functools
@@ -42,18 +42,20 @@ def in_threads(function, *columns):
 @given(
     count=st.integers(2, 5),
     shapes=st.lists(st.sampled_from([(), (0,), (1,), (5,), (16,), (3, 7), (40,)]), min_size=1, max_size=5),
-    dtype=st.sampled_from(shared_memory.TYPES),
+    dtype=st.sampled_from(shared_memory.SUMMED_TYPES),
+    small=st.sampled_from([0, 40, 1 << 16]),
     seed=st.integers(0, 2**16),
 )
-def test_every_instance_gets_the_sum_in_the_order_of_the_instances_to_the_bit(count, shapes, dtype, seed):
+def test_every_instance_gets_the_sum_in_the_order_of_the_instances_to_the_bit(count, shapes, dtype, small, seed):
     values = np.random.default_rng(seed)
-    given_arrays = [[np.asarray(values.normal(size=shape), dtype) for shape in shapes] for _ in range(count)]
+    given_arrays = [[np.asarray(100 * values.normal(size=shape), dtype) for shape in shapes] for _ in range(count)]
 
     def twice(group, arrays):
         first = group.sum("gradients", arrays)
         return group.sum("gradients", [np.negative(array) for array in arrays]), first
 
-    with connected(count) as groups:
+    with connected(count) as groups, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_memory, "_SMALL", small)  # bytes up to which nobody sums parts
         found = in_threads(twice, groups, given_arrays)
     expected = [functools.reduce(np.add, arrays) for arrays in zip(*given_arrays)]
     more = [np.negative(total) for total in expected]
@@ -61,6 +63,48 @@ def test_every_instance_gets_the_sum_in_the_order_of_the_instances_to_the_bit(co
         for got, wanted in zip([*first, *second], [*expected, *more]):
             assert got.dtype == wanted.dtype and got.shape == wanted.shape
             np.testing.assert_array_equal(got, wanted)
+
+
+@given(
+    count=st.integers(2, 4),
+    kinds=st.lists(st.sampled_from(["sum", "gather", "broadcast"]), min_size=1, max_size=6),
+    shape=st.sampled_from([(), (0,), (3,), (16,), (3, 7), (50,)]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_order_of_collectives_gives_all_instances_what_was_given(count, kinds, shape, seed):
+    values = np.random.default_rng(seed)
+    rows = [[np.asarray(values.integers(0, 100, shape), np.int32) for _ in kinds] for _ in range(count)]
+    root = seed % count
+
+    def exchange(group, arrays):
+        calls = {
+            "sum": lambda array: group.sum("s", [array])[0],
+            "gather": lambda array: group.gather("g", array),
+            "broadcast": lambda array: group.broadcast("b", array, root),
+        }
+        return [calls[kind](array) for kind, array in zip(kinds, arrays)]
+
+    with connected(count) as groups:
+        found = in_threads(exchange, groups, rows)
+    for place, kind in enumerate(kinds):
+        column = [row[place] for row in rows]
+        expected = {"sum": sum(column), "gather": np.stack(column), "broadcast": column[root]}[kind]
+        for results in found:
+            assert results[place].dtype == np.int32
+            np.testing.assert_array_equal(results[place], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.uint8, np.int64])
+def test_values_of_any_type_are_gathered_and_broadcast(dtype):
+    arrays = [np.arange(30).astype(dtype).reshape(5, 6), np.zeros((5, 6), dtype)]
+    with connected(2) as groups:
+        gathered = in_threads(lambda group, array: group.gather("all", array), groups, arrays)
+        (own, received) = in_threads(lambda group, array: group.broadcast("first", array), groups, arrays)
+    for each in gathered:
+        assert each.dtype == dtype
+        np.testing.assert_array_equal(each, np.stack(arrays))
+    np.testing.assert_array_equal(own, arrays[0])
+    np.testing.assert_array_equal(received, arrays[0])
 
 
 def test_an_instance_that_ends_is_named_by_those_that_wait_for_it():
@@ -73,7 +117,12 @@ def test_an_instance_that_ends_is_named_by_those_that_wait_for_it():
 
 @pytest.mark.parametrize(
     ("name", "array"),
-    [("others", np.ones(4, np.float32)), ("gradients", np.ones(5, np.float32)), ("gradients", np.ones(4))],
+    [
+        ("others", np.ones(4, np.float32)),
+        ("gradients", np.ones(5, np.float32)),
+        ("gradients", np.ones(40, np.float32)),  # several chunks
+        ("gradients", np.ones(4)),
+    ],
 )
 def test_instances_that_exchange_different_tensors_are_told_so(name, array):
     with connected(2) as groups, ThreadPoolExecutor(2) as threads:
@@ -82,8 +131,11 @@ def test_instances_that_exchange_different_tensors_are_told_so(name, array):
             threads.submit(groups[1].sum, name, [array]),
         ]
         for call, other in zip(calls, (1, 0)):
-            with pytest.raises(RuntimeError, match=f"Instance {other} does not exchange the same tensors as this one"):
+            sentence = f"Mismatched tensors: instance {other} does not exchange the same as this one"
+            with pytest.raises(shared_memory.MismatchError, match=sentence):
                 call.result(timeout=60)
+        for total in in_threads(lambda group: group.sum("next", [np.ones(40, np.float32)])[0], groups):
+            np.testing.assert_array_equal(total, np.full(40, 2, np.float32))
 
 
 class Instances:
