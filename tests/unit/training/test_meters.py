@@ -25,6 +25,15 @@ def test_means_of_a_window_come_out_of_means_since_the_beginning():
     ] * 2
 
 
+def test_a_metric_that_is_no_mean_is_the_one_since_the_beginning():
+    window = meters.Window([True, False])
+    taken = []
+    for number, area in enumerate([0.9, 0.5, 0.3], 1):  # as means, the last would be -0.1
+        window.add(number, 1.0, float("nan"), 8, executions.Execution(0.0, 1.0, 0.5, {}), [area, area])
+        taken.append(window.take().others)
+    assert taken[2] == pytest.approx((0.3, -0.1))
+
+
 def test_a_callback_tells_executions_apart_from_what_lies_between_them():
     ticks = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
     seen = []
