@@ -85,6 +85,12 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
             f"--model={reference} returned {what}. It returns a Keras model (tf.keras), or tf_ipu_dp.Task(model, "
             "loss=...)."
         )
+    if getattr(task.model, "_is_compiled", False):
+        raise cli.UsageError(
+            f"--model={reference} returned a model that is compiled, and it is compiled here. Leave compile() out (or "
+            "load it with compile=False): the loss and the metrics are those of tf_ipu_dp.Task(model, loss=...), the "
+            "optimizer is --optimizer."
+        )
     model, kind = _as_functional(task.model, reference, facts)
     made = OwnTask(model, kind, task, _gives_probabilities(model), has_masks=_has_masks(model, facts))
     _check_task(made, reference, facts)
@@ -212,7 +218,12 @@ def _named_outputs(outputs: Any) -> Any:
         if isinstance(outputs, dict)
         else [(f"output_{i}", each) for i, each in enumerate(outputs, 1)]
     )
-    return [tf.keras.layers.Activation("linear", dtype=each.dtype, name=name)(each) for name, each in named]
+    return [
+        each
+        if each._keras_history.layer.name == name
+        else tf.keras.layers.Activation("linear", dtype=each.dtype, name=name)(each)
+        for name, each in named
+    ]
 
 
 def _check_task(made: OwnTask, reference: str, facts: DatasetInfo) -> None:
