@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+import traceback
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import tensorflow as tf
@@ -101,6 +102,12 @@ def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
     try:
         return user_code.call_by_name(function, facts.offered_to_model(norm), reference)
     except cli.UsageError as error:
+        if _fails_in_adapt(error.__cause__):
+            raise cli.UsageError(
+                f"{reference} adapts a layer to data, which on a device takes batches of one size. Do that in the "
+                "function of --dataset, and make the layer of what it found, given in facts: Normalization(mean=mean, "
+                "variance=variance)."
+            ) from error
         wants_classes = isinstance(error.__cause__, TypeError) and "classes" in inspect.signature(function).parameters
         if facts.is_classification or not wants_classes:
             raise
@@ -108,6 +115,11 @@ def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
             f"{str(error)[:-1]}; classes is None, because the targets of {facts.name} are {facts.targets}, not class "
             "numbers. Of a stream say how many there are: tf_ipu_dp.Data(..., classes=N)."
         ) from error
+
+
+def _fails_in_adapt(cause: Optional[BaseException]) -> bool:
+    frames = traceback.extract_tb(cause.__traceback__) if cause else []
+    return any(frame.name == "adapt" and "keras" in frame.filename for frame in frames)
 
 
 def masks_of(outputs: Any) -> List[Optional[Any]]:

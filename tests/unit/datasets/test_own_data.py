@@ -224,9 +224,7 @@ def test_a_csv_file_with_a_column_of_labels(tmp_path):
         "encode others in a function that returns arrays: --dataset=FILE.py:function."
     )
     path.write_text("x,z,label\n1,red,0\n3,blue,1\n4,red,1\n")
-    with pytest.raises(
-        cli.UsageError, match=r"has 'red' in column 'z', line 2, which is not a number \(3 such lines"
-    ):
+    with pytest.raises(cli.UsageError, match=r"has 'red' in column 'z', line 2, which is not a number \(3 such lines"):
         from_path(path)
     path.write_text("x,label\n1,0.5\n2\n")
     with pytest.raises(cli.UsageError, match="has 1 value in line 3, but 2 columns"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_ipu_dp import cli
 from tf_ipu_dp.training import executions, meters
 
 
@@ -50,3 +51,15 @@ def test_a_callback_tells_executions_apart_from_what_lies_between_them():
         (1.0, 2.0, {"loss": 1.0}),
     ]
     assert callback.model.stop_training
+
+
+@pytest.mark.parametrize("name", ["LearningRateScheduler", "ReduceLROnPlateau"])
+def test_a_callback_that_sets_the_learning_rate_is_refused_before_training(name):
+    given = getattr(tf.keras.callbacks, name)
+    made = given(lambda epoch: 0.1) if name == "LearningRateScheduler" else given()
+    with pytest.raises(cli.UsageError) as caught:
+        executions.require_callbacks([tf.keras.callbacks.TerminateOnNaN(), made], "callbacks has", "takes")
+    assert str(caught.value) == (
+        f"callbacks has {name}, which sets the learning rate. That is the part of --learning_rate and --lr_schedule: "
+        "leave it out."
+    )
