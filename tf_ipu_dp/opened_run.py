@@ -37,7 +37,10 @@ class Metrics(List[MetricsRecord]):
         try:
             import pandas
         except ImportError as error:
-            raise cli.UsageError(f"to_pandas() needs pandas ({error}). Install it with: pip install pandas") from error
+            # From release 3 on it brings a numpy that TensorFlow 2.15 excludes.
+            raise cli.UsageError(
+                f"to_pandas() needs pandas ({error}). Install it with: pip install 'pandas<3'"
+            ) from error
         hidden = ("schema", "instances", "ipu_utilisation_pct")  # not numbers
         rows = [{key: value for key, value in each.to_json().items() if key not in hidden} for each in self]
         return pandas.DataFrame(rows)

@@ -41,7 +41,7 @@ def test_records_become_a_data_frame_where_pandas_is_there(run):
 
 def test_without_pandas_or_weights_an_error_says_what_to_do(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(tf_ipu_dp.UsageError, match=r"to_pandas\(\) needs pandas .* pip install pandas"):
+    with pytest.raises(tf_ipu_dp.UsageError, match=r"to_pandas\(\) needs pandas .* pip install 'pandas<3'"):
         run.metrics.to_pandas()
     with pytest.raises(tf_ipu_dp.UsageError, match="has no good checkpoint and no export"):
         run.model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shutil
@@ -86,3 +87,12 @@ def test_a_test_process_that_dies_fails_the_test_that_it_ran(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1 and "crashed while running 'test_c.py::test_last'" in done.stdout
     assert "1 failed" in done.stdout and "INTERNALERROR" not in done.stdout
+
+
+def test_extras_that_are_installed_beside_tensorflow_leave_it_the_protobuf_that_it_needs():
+    """pip asks only what it installs: without a limit trackers brought a protobuf that TensorFlow 2.15 excludes."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = parser["options.extras_require"]
+    limit = 'protobuf<5; python_version >= "3.9" and python_version < "3.12"'
+    assert all(limit in extras[name].splitlines() for name in ("wandb", "mlflow"))

@@ -7,7 +7,9 @@ augmented. All other arrays reach the model as they are, in the types that IPUs 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import warnings
 from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import numpy as np
@@ -180,7 +182,11 @@ class _Reader:
         weights = self._weights(names[2], others[0]) if others else None
         counts = sorted({int(leaf.shape[0]) for leaf in tf.nest.flatten((inputs, targets, *others))})
         if len(counts) > 1:
-            self._refuse(f"has arrays of {cli.alternatives(counts)} samples for {part}; all need the same number")
+            listed = any(isinstance(each, list) and len(each) in counts for each in pair)
+            self._refuse(
+                f"has arrays of {cli.alternatives(counts)} samples for {part}; all need the same number"
+                + (". Several inputs or targets are a tuple or a dictionary of arrays, not a list" if listed else "")
+            )
         if not counts or not counts[0]:
             self._refuse(f"has no samples for {part}")
         return inputs, targets, weights
@@ -198,6 +204,11 @@ class _Reader:
             return {str(key): self._normalise(f"{what} {key!r}", each) for key, each in value.items()}
         if isinstance(value, tuple):
             return tuple(self._normalise(what, each) for each in value)
+        if isinstance(value, tf.RaggedTensor) or (isinstance(value, list) and not _has_rows_of_one_shape(value)):
+            self._refuse(
+                f"has rows of different lengths in {what}. Fill them up, for instance with "
+                "tf.keras.utils.pad_sequences; several inputs or targets are a tuple or a dictionary, not a list"
+            )
         array: Any = np.asarray(value)
         if array.dtype.kind not in "fiub":
             self._refuse(
@@ -268,8 +279,14 @@ class _Reader:
                 self._refuse(f"streams {part} elements that are not pairs (inputs, targets), or these with a weight")
             if len(spec) == 3 and not (hasattr(spec[2], "shape") and spec[2].shape == [] and spec[2].dtype.is_floating):
                 self._refuse(f"streams {part} samples whose third member is not a weight, one floating-point number")
-            if not all(each.shape.is_fully_defined() for each in tf.nest.flatten(spec)):
-                self._refuse(f"streams {part} samples whose shapes differ; all samples need the same shape")
+            shapes = [each.shape for each in tf.nest.flatten(spec)]
+            if not all(shape.is_fully_defined() for shape in shapes):
+                self._refuse(
+                    f"streams {part} batches. Leave out .batch(): batches are made of single samples"
+                    if all(shape.rank and shape[0] is None for shape in shapes)
+                    else f"streams {part} samples whose shapes differ or are not known; all samples need the same "
+                    "shape. Pad them, and give shapes that are not known with tf.ensure_shape"
+                )
             known = length if length is not None else int(stream.cardinality())
             if known < 1:
                 self._refuse(
@@ -373,6 +390,14 @@ def _cast(stream: Any) -> Any:
     if any(each.dtype in names for each in tf.nest.flatten(stream.element_spec)):
         return stream.map(cast)
     return stream
+
+
+def _has_rows_of_one_shape(rows: List[Any]) -> bool:
+    """Whether numpy makes an array of a list; of rows of different lengths it makes none, or one of objects."""
+    with contextlib.suppress(ValueError, Warning), warnings.catch_warnings():
+        warnings.simplefilter("error")  # before release 1.24 numpy only warns
+        return np.asarray(rows).dtype.kind != "O" or not any(isinstance(row, (list, np.ndarray)) for row in rows)
+    return False
 
 
 def _is_plain(value: Any) -> bool:

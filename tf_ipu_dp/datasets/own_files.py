@@ -23,6 +23,10 @@ from tf_ipu_dp.task import Data
 
 _MAX_BYTES = 2 * 2**30
 _WHOLE = re.compile(r"[+-]?\d+")  # written without a point
+_ONLY_NUMBERS = (
+    "All columns but the label are numbers; fill in or encode others in a function that returns arrays: "
+    "--dataset=FILE.py:function"
+)
 _NAMED = 3  # bad files that are named; the others are counted
 
 
@@ -62,7 +66,7 @@ def _read_csv(path: Path, cfg: TrainConfig) -> Tuple[Data, str]:
         )
     if not titles:
         tables.refuse(name, f"has no column besides {label!r}")
-    inputs: Any = np.stack([np.array(table.numbers(title)) for title in titles], 1).astype(np.float32)
+    inputs: Any = np.stack([np.array(table.numbers(title, _ONLY_NUMBERS)) for title in titles], 1).astype(np.float32)
     targets, names = _labels(table, label)
     kind = f"{len(names)} classes" if names else "a number" if targets.dtype.kind == "f" else "class numbers"
     about = f"a table of {cli.count(len(titles), 'column')} to {kind}, validation held out"

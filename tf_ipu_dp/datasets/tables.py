@@ -23,13 +23,15 @@ class Table:
     def rows(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def numbers(self, title: str) -> List[float]:
-        """Returns the numbers of a column; UsageError for the first value that is none, or is not finite."""
+    def numbers(self, title: str, advice: str = "") -> List[float]:
+        """Returns the numbers of a column; UsageError, which ends with the advice, if one is missing or not finite."""
         found = [to_number(word) for word in self.columns[title]]
-        for place, number in enumerate(found):
-            if number is None:
-                word = self.columns[title][place]
-                refuse(self.name, f"has {word!r} in column {title!r}, line {self.lines[place]}, which is not a number")
+        bad = [place for place, number in enumerate(found) if number is None]
+        if bad:
+            word, where = self.columns[title][bad[0]], f"in column {title!r}, line {self.lines[bad[0]]}"
+            what = f"has {word!r} {where}, which is not a number" if word else f"has no value {where}"
+            what += f" ({len(bad):,} such lines)" if len(bad) > 1 else ""
+            refuse(self.name, f"{what}. {advice}" if advice else what)
         return [number for number in found if number is not None]
 
 

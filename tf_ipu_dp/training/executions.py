@@ -145,3 +145,10 @@ def require_callbacks(found: Sequence[Any], origin: str, takes: str = "returns")
             f"{origin} {type(wrong[0]).__name__} where a Keras callback (tf.keras.callbacks) is expected. It {takes} "
             "one, or a list of them."
         )
+    rates = (tf.keras.callbacks.LearningRateScheduler, tf.keras.callbacks.ReduceLROnPlateau)
+    setting = [each for each in found if isinstance(each, rates)]
+    if setting:
+        raise cli.UsageError(
+            f"{origin} {type(setting[0]).__name__}, which sets the learning rate. That is the part of --learning_rate "
+            "and --lr_schedule: leave it out."
+        )

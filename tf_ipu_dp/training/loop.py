@@ -65,8 +65,9 @@ class TrainingLoop:
         self.resume_command = cli.resume_command(folder.path, os.environ, cfg.own_code)
         self.clock = RunClock(began)
         self.meter = RunMeter(
-            plan, sdk, self.world, session.learning_rate, lambda: self.clock.bookkeeping_s, session.metric_names
-        )
+            plan, sdk, self.world, session.learning_rate, lambda: self.clock.bookkeeping_s, session.metric_names,
+            session.scorer.running_metrics if session.scorer else (),
+        )  # fmt: skip
         self.exchange = stop.InstanceExchange(self.world)
         self.store = checkpoints.Store(folder.checkpoints, cfg.keep_checkpoints, console.warning)
         self.saver = Saver(cfg, plan, sdk, session, folder, self.store)
@@ -201,6 +202,8 @@ class TrainingLoop:
         self.reporting.phase("training", self.step)
         names = ("loss", "accuracy", *self.session.metric_names)
         loss, accuracy, *others = (execution.logs.get(name, math.nan) for name in names)
+        if self.session.scorer:
+            accuracy = math.nan  # of a task it is one of the others
         saves = self._is_due(self.plan.checkpoint_every) or self.step >= self.plan.epochs.updates
         exchange = self._exchange(execution, (loss, accuracy, *others), saves)
         if exchange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.monitoring.sampler import Sampler, Usage
@@ -30,9 +30,14 @@ class WindowTotals:
 
 
 class Window:
-    """Means over the steps since the last record, from Keras's running means since `fit` was called."""
+    """Means over the steps since the last record, from Keras's running means since `fit` was called.
 
-    def __init__(self) -> None:
+    `running` tells which further metrics are no means over samples, like an AUC: two of their values do not tell that
+    of the steps between, so these stay the ones since `fit` was called.
+    """
+
+    def __init__(self, running: Sequence[bool] = ()) -> None:
+        self._running = tuple(running)
         self._reported: Tuple[float, ...] = ()  # updates, then the sums of losses, accuracies and other metrics
         self._now: Tuple[float, ...] = (0, 0.0, 0.0)
         self._clear()
@@ -59,6 +64,9 @@ class Window:
         before = self._reported or (0.0,) * len(self._now)
         steps = max(self._now[0] - before[0], 1)
         loss, accuracy, *others = ((now - then) / steps for now, then in zip(self._now[1:], before[1:]))
+        for place, is_running in enumerate(self._running[: len(others)]):
+            if is_running:
+                others[place] = self._now[3 + place] / max(self._now[0], 1)
         totals = WindowTotals(
             loss, accuracy, tuple(others), self._samples, self._executions, self._seconds, self._executing_s
         )
@@ -149,12 +157,14 @@ class RunMeter:
         learning_rate: Callable[[int], float],
         bookkeeping_s: Callable[[], float],
         metrics: Sequence[str] = (),
+        running_metrics: Collection[str] = (),
     ) -> None:
-        self._metrics = tuple(metrics)  # names of what an own task counts besides loss and accuracy
+        self._metrics = tuple(metrics)  # names of what an own task counts besides the loss
+        self._running = [name in running_metrics for name in metrics]
         self._plan, self._world, self._learning_rate = plan, world, learning_rate
         self._bookkeeping = _Growing(bookkeeping_s)
         self._sampler = Sampler(sdk.gcipuinfo, pid=os.getpid())
-        self._window, self._epoch_began_at = Window(), 0
+        self._window, self._epoch_began_at = Window(self._running), 0
         self.device = DeviceMeter(sdk, self._sampler)
         self.exchanges = ExchangeMeter(sdk, world.instances)
         self.records: List[TrainingRecord] = []
@@ -170,7 +180,7 @@ class RunMeter:
 
     def start_epoch(self, step: int) -> None:
         """Begins a call of `fit` after a step."""
-        self._window, self._epoch_began_at = Window(), step
+        self._window, self._epoch_began_at = Window(self._running), step
         self.device.restart()
 
     def add(

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+import traceback
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import tensorflow as tf
@@ -85,6 +86,12 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
             f"--model={reference} returned {what}. It returns a Keras model (tf.keras), or tf_ipu_dp.Task(model, "
             "loss=...)."
         )
+    if getattr(task.model, "_is_compiled", False):
+        raise cli.UsageError(
+            f"--model={reference} returned a model that is compiled, and it is compiled here. Leave compile() out (or "
+            "load it with compile=False): the loss and the metrics are those of tf_ipu_dp.Task(model, loss=...), the "
+            "optimizer is --optimizer."
+        )
     model, kind = _as_functional(task.model, reference, facts)
     made = OwnTask(model, kind, task, _gives_probabilities(model), has_masks=_has_masks(model, facts))
     _check_task(made, reference, facts)
@@ -95,6 +102,12 @@ def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
     try:
         return user_code.call_by_name(function, facts.offered_to_model(norm), reference)
     except cli.UsageError as error:
+        if _fails_in_adapt(error.__cause__):
+            raise cli.UsageError(
+                f"{reference} adapts a layer to data, which on a device takes batches of one size. Do that in the "
+                "function of --dataset, and make the layer of what it found, given in facts: Normalization(mean=mean, "
+                "variance=variance)."
+            ) from error
         wants_classes = isinstance(error.__cause__, TypeError) and "classes" in inspect.signature(function).parameters
         if facts.is_classification or not wants_classes:
             raise
@@ -102,6 +115,11 @@ def _call(function: Any, facts: DatasetInfo, norm: str, reference: str) -> Any:
             f"{str(error)[:-1]}; classes is None, because the targets of {facts.name} are {facts.targets}, not class "
             "numbers. Of a stream say how many there are: tf_ipu_dp.Data(..., classes=N)."
         ) from error
+
+
+def _fails_in_adapt(cause: Optional[BaseException]) -> bool:
+    frames = traceback.extract_tb(cause.__traceback__) if cause else []
+    return any(frame.name == "adapt" and "keras" in frame.filename for frame in frames)
 
 
 def masks_of(outputs: Any) -> List[Optional[Any]]:
@@ -212,7 +230,12 @@ def _named_outputs(outputs: Any) -> Any:
         if isinstance(outputs, dict)
         else [(f"output_{i}", each) for i, each in enumerate(outputs, 1)]
     )
-    return [tf.keras.layers.Activation("linear", dtype=each.dtype, name=name)(each) for name, each in named]
+    return [
+        each
+        if each._keras_history.layer.name == name
+        else tf.keras.layers.Activation("linear", dtype=each.dtype, name=name)(each)
+        for name, each in named
+    ]
 
 
 def _check_task(made: OwnTask, reference: str, facts: DatasetInfo) -> None:

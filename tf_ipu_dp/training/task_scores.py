@@ -7,7 +7,7 @@ are added up over the instances before the result is taken, as tf.distribute doe
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -82,6 +82,12 @@ class TaskScorer:
         names = [f"{name}_loss" for name, loss in zip(self._names, self._losses) if loss is not None]
         counted = [each.name for each in self._probe.compiled_metrics.metrics] if self._probe is not None else []
         return (*(names if len(self._names) > 1 else []), *counted)
+
+    @property
+    def running_metrics(self) -> FrozenSet[str]:
+        """The names of metrics that are no means over samples, like an AUC, once `try_out` has made them."""
+        metrics = self._probe.compiled_metrics.metrics if self._probe is not None else []
+        return frozenset(each.name for each in metrics if not _is_mean(each))
 
     def score(
         self,
@@ -259,6 +265,11 @@ class TaskScorer:
             result: Any = np.asarray(metric.result(), np.float64)
             found[metric.name] = records.finite(float(result)) if not result.ndim else None
         return found
+
+
+def _is_mean(metric: Any) -> bool:
+    """Whether the result is the mean of what was counted, and nothing that is computed from it, like its root."""
+    return isinstance(metric, tf.keras.metrics.Mean) and type(metric).result is tf.keras.metrics.Mean.result
 
 
 def _callable(loss: Any) -> Any:

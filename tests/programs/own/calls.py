@@ -46,6 +46,24 @@ def build(input_shape, classes):
     )
 
 
+def adapted(input_shape, classes):
+    layer = tf.keras.layers.Normalization()
+    layer.adapt(INPUTS[:250])  # the last batch is smaller
+    return tf.keras.Sequential([tf.keras.Input(input_shape), layer, tf.keras.layers.Dense(classes)])
+
+
+def normalised(input_shape, classes, mean, variance):
+    layer = tf.keras.layers.Normalization(mean=mean, variance=variance)
+    return tf.keras.Sequential([tf.keras.Input(input_shape), layer, tf.keras.layers.Dense(classes)])
+
+
+def with_statistics():
+    layer = tf.keras.layers.Normalization()
+    layer.adapt(INPUTS)
+    facts = {name: getattr(layer, name).numpy()[0].tolist() for name in ("mean", "variance")}
+    return tf_ipu_dp.Data((INPUTS, LABELS), (INPUTS[:50], LABELS[:50]), facts=facts)
+
+
 def stream():
     whole = tf.data.Dataset.from_tensor_slices((INPUTS, LABELS))
     return tf_ipu_dp.Data(whole, whole.take(50), classes=2)
@@ -64,6 +82,13 @@ def refusal(**arguments):
     except tf_ipu_dp.UsageError as error:
         return str(error)
     raise AssertionError("it was not refused")
+
+
+def check_adapted_layers(arrays):
+    said = refusal(model=adapted, data=arrays, run_dir="runs/adapted", **SMALL)
+    assert "adapts a layer to data, which on a device takes batches of one size. Do that in the function" in said, said
+    normal = tf_ipu_dp.train(model=normalised, data=with_statistics, epochs=1, run_dir="runs/normal", **SMALL)
+    assert normal.scores.top1 > 0.7, normal.scores
 
 
 def main():
@@ -100,6 +125,7 @@ def main():
         "callbacks has int where a Keras callback (tf.keras.callbacks) is expected. It takes one, or a list of them."
     )
     assert not Path("runs/refused").exists()
+    check_adapted_layers(arrays)
     held_out = tf_ipu_dp.train(
         model=lambda classes: build((6,), classes), data=tf_ipu_dp.Data((INPUTS, LABELS)), epochs=1, export=True,
         run_dir="runs/e", **SMALL,

@@ -87,6 +87,8 @@ def main():
     check("numbers", "in.csv", given["table"][:, ::-1], "dense", kinds.number, "./numbers.csv", table="swapped.csv")
     check("pets", "pets", pixels, "probabilities", kinds.small, "./pets")
     check("scores", "pets", pixels, "scores", kinds.scores, "./pets")
+    last = tf_ipu_dp.open_run("runs/scores").metrics.training[-1]
+    assert last.accuracy is None and 0 <= last.metrics["accuracy"] <= 1, last
     shutil.rmtree("runs/named/export")
     for words, sentence in (
         (["named.npz"], "runs/named was trained with --model=kinds.py:by_name, and code is only loaded if you name"),

@@ -70,12 +70,30 @@ def test_a_share_is_held_out_by_the_seed_and_nothing_is_lost():
     assert not np.array_equal(found.validation.inputs, other.validation.inputs)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [[[1, 2], [3]], [FLOATS, FLOATS[:, :2]], tf.ragged.constant([[1, 2], [3]])],
+    ids=["lists", "arrays", "ragged"],
+)
+def test_rows_of_different_lengths_are_refused_with_what_fills_them_up(rows):
+    assert refusal(((rows, LABELS), (FLOATS, LABELS))) == (
+        "--dataset=__main__:data has rows of different lengths in the training inputs. Fill them up, for instance with "
+        "tf.keras.utils.pad_sequences; several inputs or targets are a tuple or a dictionary, not a list."
+    )
+    two = refusal((([FLOATS, FLOATS], LABELS), (FLOATS, LABELS)))
+    assert two.endswith("Several inputs or targets are a tuple or a dictionary of arrays, not a list.")
+
+
 def test_streams_are_described_by_their_samples():
     stream = tf.data.Dataset.from_tensor_slices((FLOATS, LABELS))
     found = load(tf_ipu_dp.Data(stream, stream.take(7), classes=4))
     assert found.facts.streamed and found.facts.classes == 4
     assert (found.facts.train_samples, found.facts.validation_samples) == (20, 7)
     np.testing.assert_array_equal(found.validation.read_targets(range(2, 7)), LABELS[2:7])
+    batched = refusal((stream.batch(4), stream))
+    assert batched.endswith(" streams training batches. Leave out .batch(): batches are made of single samples.")
+    ragged = stream.map(lambda inputs, label: (inputs[: label + 1], label))
+    assert "whose shapes differ or are not known; all samples need the same shape. Pad" in refusal((ragged, stream))
     unknown = stream.filter(lambda _, label: label < 2)
     assert "streams training samples without a known length" in refusal((unknown, stream))
     assert load(tf_ipu_dp.Data(unknown, stream, train_samples=10, classes=4)).facts.train_samples == 10
@@ -197,6 +215,16 @@ def test_a_csv_file_with_a_column_of_labels(tmp_path):
         from_path(path)
     path.write_text("x,label\n\n1,0\n\nred,1\n")
     with pytest.raises(cli.UsageError, match="has 'red' in column 'x', line 5, which is not a number"):
+        from_path(path)
+    path.write_text("x,z,label\n1,2,0\n3,,1\n4,5,1\n,,0\n")
+    with pytest.raises(cli.UsageError) as caught:
+        from_path(path)
+    assert str(caught.value) == (
+        f"--dataset={path} has no value in column 'x', line 5. All columns but the label are numbers; fill in or "
+        "encode others in a function that returns arrays: --dataset=FILE.py:function."
+    )
+    path.write_text("x,z,label\n1,red,0\n3,blue,1\n4,red,1\n")
+    with pytest.raises(cli.UsageError, match=r"has 'red' in column 'z', line 2, which is not a number \(3 such lines"):
         from_path(path)
     path.write_text("x,label\n1,0.5\n2\n")
     with pytest.raises(cli.UsageError, match="has 1 value in line 3, but 2 columns"):

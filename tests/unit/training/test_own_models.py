@@ -57,3 +57,26 @@ def test_a_model_that_needs_classes_says_why_there_are_none():
         "; classes is None, because the targets of __main__:data are one int32, not class numbers. Of a stream say how "
         "many there are: tf_ipu_dp.Data(..., classes=N)."
     )
+
+
+def test_outputs_in_a_dictionary_may_have_the_names_of_their_layers():
+    def build(input_shape):
+        layers, inputs = tf.keras.layers, tf.keras.Input(input_shape)
+        outputs = {"price": layers.Dense(1, name="price")(inputs), "kind": layers.Dense(2, name="head")(inputs)}
+        return tf_ipu_dp.Task(tf.keras.Model(inputs, outputs), loss={"price": "mse", "kind": "mae"})
+
+    data = tf_ipu_dp.Data((FLOATS, {"price": FLOATS[:, 0], "kind": FLOATS[:, :2]}))
+    model, reference = user_code.register(build, "model"), user_code.register(lambda: data, "data")
+    found = own_models.learn(train_flags.parse([f"--model={model}", f"--dataset={reference}"]))
+    assert sorted(name for name, _ in found.own_model.own.layers) == ["head", "kind", "price"]
+
+
+def test_a_compiled_model_is_refused_because_what_it_was_compiled_with_would_not_be_used():
+    def build():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+        return model
+
+    said = refusal(build)
+    assert said.startswith("--model=__main__:model returned a model that is compiled, and it is compiled here. Leave c")
+    assert said.endswith("the optimizer is --optimizer.")

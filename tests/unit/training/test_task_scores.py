@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_ipu_dp
+from tf_ipu_dp.datasets.info import TensorInfo
 from tf_ipu_dp.distributed.world import World
 from tf_ipu_dp.training import own_models
 from tf_ipu_dp.training.task_scores import TaskScorer
@@ -47,3 +48,22 @@ def test_places_that_a_mask_leaves_out_count_in_no_score():
     assert scores.metrics["sparse_categorical_accuracy"] == pytest.approx(right, rel=1e-5)
     without = TaskScorer(task.model, task, "mine.py:build").score(np.asarray(outputs), NEXT, World())
     assert without.loss == pytest.approx(losses.mean(), rel=1e-5) and without.loss != scores.loss
+
+
+def test_metrics_that_are_no_means_over_samples_are_known():
+    class Worst(tf.keras.metrics.Metric):
+        def __init__(self, name="worst", **settings):
+            super().__init__(name, **settings)
+            self.most = self.add_weight(name="most", initializer="zeros")
+
+        def update_state(self, targets, outputs, sample_weight=None):
+            self.most.assign(tf.maximum(self.most, tf.reduce_max(tf.abs(targets - outputs))))
+
+        def result(self):
+            return self.most
+
+    model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1, activation="sigmoid")])
+    metrics = ["mae", "accuracy", tf.keras.metrics.RootMeanSquaredError(name="rmse"), tf.keras.metrics.AUC(), Worst()]
+    scorer = TaskScorer(model, tf_ipu_dp.Task(model, loss="mse", metrics=metrics), "mine.py:build")
+    assert scorer.try_out(TensorInfo((), "float32")) == ("mae", "accuracy", "rmse", "auc", "worst")
+    assert scorer.running_metrics == {"rmse", "auc", "worst"}
