@@ -82,7 +82,7 @@ class PreloadedCommands:
 
     def __init__(self):
         self._environ = dict(os.environ)
-        self._connection = self._process = None
+        self._connection = self._process = self._is_ready = None
 
     def can_run(self, name, line, environ):
         """Whether a command needs TensorFlow, and would not notice that another process has imported it."""
@@ -91,12 +91,11 @@ class PreloadedCommands:
             and not {"--dry_run", "--help", "--version"} & set(line)
             # What poprun asks before it forks instances of train: whether variables are read before the fork.
             and preload.can_fork(_command_line("train", ()), [environ, self._environ])
+            and (self._is_ready if self._process else self._start())
         )
 
     def run(self, line, environ, cwd, timeout):
         """Runs a command to its end, as `subprocess.run` does."""
-        if self._process is None:
-            self._start()
         self._connection.send(json.dumps([line, environ, cwd and str(cwd)]).encode())
         pid = int(self._connection.recv(MESSAGE_BYTES))
         watch = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
@@ -111,11 +110,13 @@ class PreloadedCommands:
         return subprocess.CompletedProcess(line, code, out, err)
 
     def _start(self):
+        """Starts the process and returns whether it could import everything."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, str(PRELOADED_COMMANDS), str(theirs.fileno())]
             self._process = subprocess.Popen(command, env=self._environ, pass_fds=[theirs.fileno()])
-        assert self._connection.recv(MESSAGE_BYTES) == b"ready"
+        self._is_ready = self._connection.recv(MESSAGE_BYTES) == b"ready"
+        return self._is_ready
 
     def close(self):
         """Ends the process."""
