@@ -67,7 +67,7 @@ def run_command():
     """
     preloaded = PreloadedCommands()
 
-    def run(name, *words, timeout=300, cwd=None, **environ):
+    def run(name, *words, timeout=900, cwd=None, **environ):
         line, environ = _command_line(name, words), {**os.environ, **environ}
         if preloaded.can_run(name, line, environ):
             return preloaded.run(line, environ, cwd, timeout)
@@ -104,9 +104,12 @@ class PreloadedCommands:
         with futures.ThreadPoolExecutor(2) as readers:
             out, err = readers.map(lambda stream: stream.read(), streams)
         code = int(self._connection.recv(MESSAGE_BYTES))
+        is_late = not watch.is_alive()
         watch.cancel()
         for stream in streams:
             stream.close()
+        if is_late:
+            raise subprocess.TimeoutExpired(line, timeout, out, err)
         return subprocess.CompletedProcess(line, code, out, err)
 
     def _start(self):
