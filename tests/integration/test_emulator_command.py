@@ -10,6 +10,12 @@ import textwrap
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _fresh_pythons(monkeypatch):
+    """How the command starts is what is tested here."""
+    monkeypatch.setenv("IPU_EMULATOR_PRELOAD", "0")
+
+
 @pytest.fixture
 def run(tmp_path, emulator_dir, run_command):
     """Runs the text of a program on the emulator and returns the completed process."""

@@ -24,15 +24,23 @@ def commands(name):
     return [shlex.split(line) for line in blocks[0].splitlines() if line]
 
 
-def run(words, folder):
-    assert words[0] == "python"
-    done = subprocess.run([sys.executable, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture
+def run(run_command):
+    """Runs a command of an example in a folder: one of ours, or a program beside it."""
+
+    def run_in(words, folder):
+        assert words[0] == "python"
+        if words[1] == "-m":
+            done = run_command(words[2][len("tf_ipu_dp.") :], *words[3:], cwd=folder)
+        else:
+            done = subprocess.run([sys.executable, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return run_in
 
 
 @pytest.mark.parametrize("name", ["image_folder", "text", "table", "fine_tuning", "pipeline"])
-def test_an_example_runs_as_its_readme_says_and_as_two_instances(name, tmp_path):
+def test_an_example_runs_as_its_readme_says_and_as_two_instances(name, tmp_path, run):
     folder = tmp_path / name
     shutil.copytree(EXAMPLES / name, folder)
     for words in commands(name):

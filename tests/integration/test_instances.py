@@ -118,20 +118,6 @@ def test_after_kill_9_of_one_instance_and_then_the_other_the_run_goes_on_to_the_
     assert_same_bits(undisturbed, model_weights(folder))
 
 
-def test_a_stopped_instance_is_found_and_named(tmp_path, start_poprun, pids_of, wait_for_step):
-    folder = tmp_path / "run"
-    process = start_poprun(
-        2, 2, *TRAIN, *MLP, "--epochs=50", "--log_every=2", "--stall_timeout=6s", f"--run_dir={folder}"
-    )
-    wait_for_step(folder, process, 2)
-    pids = pids_of(folder)
-    os.kill(pids[1], signal.SIGSTOP)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert f" s from instance 1 on {os.uname().nodename} (pid {pids[1]}): it is stopped" in err
-    assert not Path(f"/proc/{pids[1]}").exists()
-
-
 def test_an_instance_that_is_stuck_in_its_input_is_named_with_what_it_waits_for(tmp_path, poprun):
     folder = tmp_path / "run"
     code, _, err = poprun(

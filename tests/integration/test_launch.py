@@ -163,12 +163,14 @@ def test_a_stalled_instance_is_named_and_the_job_restarted_to_the_same_weights(
     words = ("--instances=2", "--max_restarts=1", "--", *JOB, "--stall_timeout=6s", f"--run_dir={folder}")
     process = start(*words)
     wait_for_checkpoint(folder, process)
-    os.kill(pids_of(folder)[1], signal.SIGSTOP)
+    stopped = pids_of(folder)[1]
+    os.kill(stopped, signal.SIGSTOP)
     code, _, err = finish(process)
-    assert code == 0, err
+    assert code == 0 and not Path(f"/proc/{stopped}").exists(), err
     again = [line for line in said(err) if "restarting" in line]
     assert len(again) == 1 and re.match(r"launch: instance 1 on \S+ failed; restarting from step \d+ ", again[0]), err
-    assert re.search(r"^  No heartbeat for \d+ s from instance 1 on ", err, re.MULTILINE)
+    who = rf"instance 1 on {re.escape(os.uname().nodename)} \(pid {stopped}\): it is stopped"
+    assert re.search(rf"^  No heartbeat for \d+ s from {who}", err, re.MULTILINE), err
     assert_same_weights(undisturbed, folder, 1e-5)
 
 

@@ -28,19 +28,24 @@ def succeed(done):
     return done
 
 
+@pytest.fixture(scope="module")
+def built_in(train, folder):
+    """Returns the folder of a run of the built-in CNN, which several tests compare with or start from."""
+    succeed(train(*FAST, "--model=cnn", "--epochs=8steps", "--run_dir=built_in", cwd=folder))
+    return folder / "built_in"
+
+
 def result(path):
     return json.loads((path / "result.json").read_text(encoding="utf-8"))
 
 
-def test_the_built_in_cnn_as_a_file_ends_in_the_same_bits(train, folder, weights, assert_same_bits):
-    succeed(train(*FAST, "--model=cnn", "--epochs=8steps", "--run_dir=built_in", cwd=folder))
+def test_the_built_in_cnn_as_a_file_ends_in_the_same_bits(train, folder, built_in, weights, assert_same_bits):
     succeed(train(*FAST, "--model=cnn.py:build", "--epochs=8steps", "--run_dir=own", cwd=folder))
-    assert_same_bits(weights(folder / "built_in"), weights(folder / "own"))
-    first, second = (result(folder / name)["validation"] for name in ("built_in", "own"))
-    assert first == second
+    assert_same_bits(weights(built_in), weights(folder / "own"))
+    assert result(built_in)["validation"] == result(folder / "own")["validation"]
     plan = json.loads((folder / "own" / "plan.json").read_text(encoding="utf-8"))
     assert plan["model"]["name"] == "cnn.py:build" and len(plan["model"]["fingerprint"]) == 16
-    assert plan["model"]["parameters"] == json.loads((folder / "built_in/plan.json").read_text())["model"]["parameters"]
+    assert plan["model"]["parameters"] == json.loads((built_in / "plan.json").read_text())["model"]["parameters"]
 
 
 def test_a_task_of_two_inputs_and_outputs_is_the_same_on_any_layout_and_after_a_kill(
@@ -91,13 +96,12 @@ def test_a_checkpoint_is_refused_when_code_or_data_have_changed(train, folder):
 
 
 def test_weights_are_taken_from_a_run_layers_are_frozen_and_the_best_are_kept_and_exported(
-    train, folder, weights, model_weights
+    train, folder, built_in, model_weights
 ):
-    succeed(train(*FAST, "--model=cnn", "--epochs=8steps", "--run_dir=base", cwd=folder))
-    words = ("--model=cnn.py:build", "--init_from=base", "--freeze=conv*", "--keep_best=accuracy", "--export")
+    words = ("--model=cnn.py:build", "--init_from=built_in", "--freeze=conv*", "--keep_best=accuracy", "--export")
     done = succeed(train(*FAST, *words, "--epochs=4steps", "--run_dir=tuned", cwd=folder))
-    assert "Weights from base: 8 layers loaded" in done.stderr
-    before, after = model_weights(folder / "base"), model_weights(folder / "tuned")
+    assert "Weights from built_in: 8 layers loaded" in done.stderr
+    before, after = model_weights(built_in), model_weights(folder / "tuned")
     same = {name for name in before if np.array_equal(before[name], after[name])}
     assert len(same) == 15  # the kernels and norms of three convolutions
     assert result(folder / "tuned")["best"]["metric"] == "accuracy"
@@ -112,16 +116,14 @@ def test_weights_are_taken_from_a_run_layers_are_frozen_and_the_best_are_kept_an
     assert done.returncode == 1 and "--freeze=conf1* matches no layer with weights. The nearest are" in done.stderr
 
 
-def test_a_file_of_weights_starts_a_built_in_model(train, folder, weights, model_weights):
-    words = (*FAST, "--model=cnn", "--epochs=4steps")
-    succeed(train(*words, "--run_dir=first", cwd=folder))
-
+def test_a_file_of_weights_starts_a_built_in_model(train, folder, built_in, model_weights):
     import tf_ipu_dp
 
-    tf_ipu_dp.open_run(folder / "first").model().save_weights(str(folder / "first.weights.h5"))
-    done = succeed(train(*words, "--init_from=first.weights.h5", "--freeze=conv*", "--run_dir=second", cwd=folder))
+    tf_ipu_dp.open_run(built_in).model().save_weights(str(folder / "first.weights.h5"))
+    words = (*FAST, "--model=cnn", "--epochs=4steps", "--init_from=first.weights.h5", "--freeze=conv*")
+    done = succeed(train(*words, "--run_dir=second", cwd=folder))
     assert "Weights from first.weights.h5: 8 layers loaded" in done.stderr
-    before, after = model_weights(folder / "first"), model_weights(folder / "second")
+    before, after = model_weights(built_in), model_weights(folder / "second")
     assert len({name for name in before if np.array_equal(before[name], after[name])}) == 15
 
 

@@ -216,13 +216,11 @@ def test_time_to_accuracy_has_the_validations_of_the_run(tmp_path):
 @needs_emulated_hosts
 def test_instances_train_on_emulated_hosts_of_their_own(tmp_path):
     done = run_study(
-        *SMALL, "--mode=weak", "--sizes=1,2", "--repeats=1", "--fabric=r4", "--json", f"--study_dir={tmp_path / 's'}"
+        *SMALL, "--mode=weak", "--sizes=2", "--repeats=1", "--fabric=r4", "--json", f"--study_dir={tmp_path / 's'}"
     )
     assert done.returncode == 0, done.stderr
     found = {each["cell"]: each for each in json.loads(done.stdout)}
-    assert {name: (each["state"], each["reason"]) for name, each in found.items()} == {
-        "tf_ipu_dp-1": ("done", ""), "tf_ipu_dp-2": ("done", ""),
-    }  # fmt: skip
+    assert {name: (each["state"], each["reason"]) for name, each in found.items()} == {"tf_ipu_dp-2": ("done", "")}
     plan = json.loads((tmp_path / "s" / "runs" / "tf_ipu_dp-2-repeat0" / "plan.json").read_text(encoding="utf-8"))
     assert plan["topology"]["host_names"] == ["10.213.0.1", "10.213.0.2"]
     study = StudyFolder(tmp_path / "s").read_study()

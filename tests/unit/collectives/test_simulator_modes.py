@@ -106,17 +106,20 @@ def _compare(recursion, disturbances, trials, seed=1):
     assert found[1] == pytest.approx(expected[1], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_fast_mode_agrees_with_the_exact_one_on_rings(case):
     _compare(_recursion("ring", 80), CASES[case], 3_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["lognormal:0.1", "exponential:0.5", "slow link", "loss"])
 def test_the_fast_mode_agrees_with_the_exact_one_on_a_ring_of_256(case):
     trials = {"slow link": 20, "loss": 6_000}.get(case, 300)
     _compare(_recursion("ring", 256), CASES[case], trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["exponential:0.5", "little loss"])
 @pytest.mark.parametrize(
     ("algorithm", "ranks"),
@@ -133,6 +136,7 @@ def test_the_fast_mode_agrees_with_the_exact_one_on_other_algorithms(algorithm, 
     _compare(_recursion(algorithm, ranks, HOSTS if algorithm == "hierarchical" else NETWORK), CASES[case], 4_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["lognormal:0.1", "little loss"])
 def test_the_fast_mode_agrees_with_the_exact_one_on_double_trees(case):
     _compare(_recursion("double_tree", 64, pieces=8), CASES[case], 8_000)
