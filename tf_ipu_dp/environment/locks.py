@@ -34,7 +34,7 @@ def lock(path: Path, status: Status) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            status.info("another process is installing into this environment; waiting for it.")
+            status.info("another process is installing the same; waiting for it.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         os.set_inheritable(handle, True)
         yield
