@@ -2,7 +2,7 @@
 # Usage: source environment.sh TARGET
 # With the target none, $python is the one that an environment would be made with, and none is made.
 # With the target start, $command works without an environment too: help, mistakes and plans come at once, and what
-# needs more starts the wrapper again with TF_IPU_DP_TARGET=run, which makes the environment.
+# needs more starts the wrapper again with TF_IPU_DP_TARGET=run or distributed, which makes the environment.
 # When nothing changed this compares one string and starts no Python; all else is python -m tf_ipu_dp.environment.
 #   TF_IPU_DP_PYTHON  a version (3.8), a command or a path, in place of the best Python found
 #   TF_IPU_DP_VENV    where the environment is, in place of .venv
@@ -30,9 +30,14 @@ else:
 ' "$supported_pythons" 2>/dev/null || echo "does not start"
 }
 
-# Prints how to get a Python that works, by the means of this system, for a sentence.
+# Prints how to get a Python that works, by the means of this system, for a sentence. $1: what those that are here lack.
 advise_python() {
     if type -P apt-get >/dev/null; then
+        # Debian and Ubuntu have venv in a package of its own.
+        if [[ $1 =~ is\ Python\ (3\.[0-9]+)\ without\ venv ]]; then
+            echo "apt-get install python${BASH_REMATCH[1]}-venv"
+            return
+        fi
         # Debian 11 and 12, Ubuntu 20.04 to 24.04: python3 is 3.8 to 3.12; Debian 13 has 3.13.
         local offered
         offered=$(apt-cache policy python3 2>/dev/null) || offered=
@@ -67,7 +72,7 @@ find_python_of_uv() {
 # Sets $base to a Python that can run tf_ipu_dp.environment, and $verdict to what check_python says of it.
 # Names on the PATH may be shims that fail, so each one is tried.
 find_python() {
-    local wanted=${TF_IPU_DP_PYTHON:-} pythons_in_words="3.8 to 3.13" candidates=() candidate version place
+    local wanted=${TF_IPU_DP_PYTHON:-} pythons_in_words="3.8 to 3.13" candidates=() candidate version place reason
     local give="give a Python 3.8 to 3.13, by version, command or path."
     if [[ -n $wanted && ! $wanted =~ ^3\.[0-9]+$ ]]; then
         verdict=$(check_python "$wanted")
@@ -98,11 +103,13 @@ find_python() {
         type -P "$candidate" >/dev/null || continue
         verdict=$(check_python "$candidate")
         [[ $verdict == yes || $verdict == sdk ]] && base=$candidate && return
-        seen+="${seen:+, }$candidate $verdict"
+        # One Python has several names; the advice follows once.
+        reason=${verdict%% (*}
+        [[ $reason == is* && $seen == *" $reason"* ]] || seen+="${seen:+, }$candidate $reason"
     done
     find_python_of_uv && return
-    echo "$program: no Python ${wanted:-"$pythons_in_words"} was found${seen:+ ($seen)}. Get one with $(advise_python)," \
-        "or set TF_IPU_DP_PYTHON to the path of one." >&2
+    echo "$program: no Python ${wanted:-"$pythons_in_words"} was found${seen:+ ($seen)}." \
+        "Get one with $(advise_python "$seen"), or set TF_IPU_DP_PYTHON to the path of one." >&2
     return 1
 }
 

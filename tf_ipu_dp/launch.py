@@ -95,9 +95,10 @@ def main(words: Sequence[str]) -> int:
         _show_plan(job, starter)
         return 0
     preflight.check(job.config, job.plan)
-    missing_packages.require("tensorflow")
+    needs_horovod = launcher != "poprun" and job.plan.topology.instances > 1
+    missing_packages.require("tensorflow", target="distributed" if needs_horovod else "run")
     sdk.quieten_tensorflow(typed.config.sdk, os.environ)  # the instances inherit it
-    if launcher != "poprun" and job.plan.topology.instances > 1:
+    if needs_horovod:
         _require_horovod(job.plan.topology.instances)
     if options.verify:
         return _verify(job, dataset, starter)

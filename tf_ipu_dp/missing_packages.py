@@ -53,9 +53,9 @@ def explain(error: ImportError) -> Optional[str]:
     return f"{package} is needed and {sys.executable} has none. {ways}: {install}"
 
 
-def require(name: str) -> None:
+def require(name: str, target: str = "run") -> None:
     """Raises ModuleNotFoundError for a missing package; without an environment the command starts again in one."""
-    restart()
+    restart(target)
     if not _is_installed(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -73,12 +73,15 @@ def allow_restart(program: str, wrapper: str, words: Sequence[str]) -> None:
     _restart[:] = ["bash", "-c", 'source "$@"', program, wrapper, *words]
 
 
-def restart() -> None:
-    """Starts the command again in the environment that launch/ makes, if it was started without; else does nothing."""
+def restart(target: str = "run") -> None:
+    """Starts the command again in the environment that launch/ makes, if it was started without; else does nothing.
+
+    `target` is what the environment has to have, see environment/versions.py.
+    """
     if _restart:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.environ["TF_IPU_DP_TARGET"] = "run"
+        os.environ["TF_IPU_DP_TARGET"] = target
         os.execvp(_restart[0], _restart)  # noqa: S606 - it becomes the same command
 
 

@@ -85,8 +85,10 @@ def _run(
         from tf_ipu_dp.training import preflight
 
         preflight.check(cfg, run)
-    missing_packages.require("tensorflow")
-    if run.topology.instances > 1 and not (launched or ranks):
+    starts_instances = run.topology.instances > 1 and not (launched or ranks)
+    # A new environment gets both at once: a missing compiler is named before TensorFlow is downloaded.
+    missing_packages.require("tensorflow", target="distributed" if starts_instances else "run")
+    if starts_instances:
         # The launcher starts this command once for each instance.
         launch = [sys.executable, "-m", "tf_ipu_dp.launch", f"--instances={run.topology.instances}", "--", *words]
         early_signals.block()  # until launch handles them

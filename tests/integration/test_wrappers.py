@@ -16,7 +16,7 @@ import pytest
 
 import tf_ipu_dp
 from tf_ipu_dp import __main__
-from tf_ipu_dp.environment import versions
+from tf_ipu_dp.environment import locks, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 # What mypy knows already comes along: checking the types of TensorFlow's callers anew would take a minute.
@@ -290,6 +290,21 @@ def make_tools(folder, python=None, apt=None, **scripts):
     return {"PATH": str(folder), "TF_IPU_DP_PYTHON": None, "python_places": str(folder / "nothing")}
 
 
+@pytest.mark.parametrize("command", [["train", "--instances=2"], ["launch", "--instances=2", "--"]])
+def test_a_missing_compiler_is_named_before_anything_large_is_installed_for_several_instances(clone, tmp_path, command):
+    shutil.copytree(locks.cache_dir() / "packages", tmp_path / "cache" / "packages")  # and no wheel of Horovod
+    places = {**make_tools(tmp_path / "bin"), "TF_IPU_DP_PYTHON": os.path.realpath(sys.executable), "CXX": None}
+    places.update(TF_IPU_DP_CACHE=str(tmp_path / "cache"), TF_IPU_DP_VENV=str(tmp_path / "venv"))
+    for _ in range(2):  # the first one leaves nothing that the second one would have to mend
+        code, out, err = run(clone, *command, "--ipus=2", "--model=mlp", **places, **UNREACHABLE)
+        assert (code, out) == (1, "")
+        assert err == (
+            f"launch/{command[0]}: Horovod must be compiled, and there is no C++ compiler "
+            "(CXX, c++, g++ and clang++ were tried). Install one, for example with apt-get install g++.\n"
+        )
+        assert not (tmp_path / "venv").exists()
+
+
 @pytest.mark.parametrize(
     ("python", "apt", "scripts", "advice"),
     [
@@ -307,6 +322,19 @@ def test_a_machine_without_a_suitable_python_gets_one_sentence_with_how_to_get_o
     assert err == (
         f"launch/train: no Python 3.8 to 3.13 was found (python3 is Python {python}). Get one with {advice}, "
         "or set TF_IPU_DP_PYTHON to the path of one.\n"
+    )
+
+
+def test_a_python_without_venv_is_named_once_with_the_package_that_has_it(clone, tmp_path):
+    lacking = "is Python 3.13 without venv (apt-get install python3.13-venv)"
+    says = f"echo '{lacking}'"  # as Debian 13 does before python3-venv is installed
+    tools = make_tools(tmp_path / "bin", None, "3.13.5-1", **{"python3": says, "python3.13": says})
+    tools["python_places"] = str(tmp_path / "bin")
+    code, out, err = run(clone, "train", "--dry_run", TF_IPU_DP_VENV=str(tmp_path / "venv"), **tools)
+    assert (code, out) == (1, "")
+    assert err == (
+        "launch/train: no Python 3.8 to 3.13 was found (python3.13 is Python 3.13 without venv). "
+        "Get one with apt-get install python3.13-venv, or set TF_IPU_DP_PYTHON to the path of one.\n"
     )
 
 

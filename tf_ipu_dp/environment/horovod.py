@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List
 
 from tf_ipu_dp.environment.commands import pip, run
-from tf_ipu_dp.environment.locks import cache_dir, lock, write
+from tf_ipu_dp.environment.locks import cache_dir, lock, sibling, write
 from tf_ipu_dp.environment.status import SetupError, Status
 
 HOROVOD = "horovod==0.28.1"
@@ -21,8 +21,12 @@ PACKAGES = ("horovod", "tensorflow", "tensorflow-cpu")  # whose versions must fi
 _IMPORT = "import horovod.tensorflow"
 # cmake 4 rejects Horovod's CMakeLists; setuptools 70 breaks its setup.py. With ninja no make has to be installed.
 _BUILD_TOOLS = ("cmake==3.31.6", "ninja==1.11.1.4", "packaging", "setuptools==69.5.1", "wheel==0.45.1")
-# Horovod's setup.py passes make's VERBOSE=1 to every build tool; ninja would take it for a target.
-_CMAKE_FOR_NINJA = """#!/bin/sh
+# What Horovod's setup.py starts in place of cmake. Configuring, the first word is the folder of the sources: g++ 14
+# refuses an assignment to a constant in their copy of flatbuffers, in an operator that nothing uses. Building, setup.py
+# passes make's VERBOSE=1 to every build tool; ninja would take it for a target.
+_CMAKE = """#!/bin/sh
+span=$1/third_party/flatbuffers/include/flatbuffers/stl_emulation.h
+[ ! -f "$span" ] || sed -i.original 's/const size_type count_;/size_type count_;/' "$span" || exit
 for word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done
 exec cmake "$@"
 """
@@ -90,24 +94,21 @@ def _wheel(python: Path, log_dir: Path, status: Status) -> Path:
     """Returns the wheel for this Python, TensorFlow, Horovod and MPI; builds it if it is not in the cache."""
     tensorflow = _tensorflow_version(python)
     folder = cache_dir() / "wheels" / _cache_key(tensorflow)
-    if not _cached_wheels(tensorflow):
+    found = _cached_wheels(tensorflow)
+    if not found:
         _require_compiler()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SetupError(
-                f"the wheel cache {folder} cannot be written ({error.strerror}). "
-                "Set TF_IPU_DP_CACHE to a writable directory."
-            ) from error
-        with lock(folder / "building.lock", status, "another process is building Horovod; waiting for it."):
-            if not _cached_wheels(tensorflow):
-                return _build(python, folder, tensorflow, log_dir, status)
+        with lock(sibling(folder, "lock"), status):  # clones that start together build it once
+            found = _cached_wheels(tensorflow)
+            if not found:
+                folder.mkdir(exist_ok=True)
+                _announce_build(tensorflow, folder, status)
+                with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+                    return _build(python, Path(scratch), log_dir, status)
     status.info(f"using the Horovod wheel in {folder}.")
-    return _cached_wheels(tensorflow)[0]
+    return found[0]
 
 
-def _build(python: Path, folder: Path, tensorflow: str, log_dir: Path, status: Status) -> Path:
-    """Builds the wheel, saying so, and returns where it is kept."""
+def _announce_build(tensorflow: str, folder: Path, status: Status) -> None:
     cores, mpi = os.cpu_count() or 1, _mpi_version()
     minutes = math.ceil(4 / cores) + 1
     with_mpi = "Gloo" if mpi == "nompi" else f"Gloo and {mpi}"
@@ -115,17 +116,15 @@ def _build(python: Path, folder: Path, tensorflow: str, log_dir: Path, status: S
         f"building Horovod {HOROVOD.split('==')[1]} against TensorFlow {tensorflow} with {with_mpi}: about {minutes} "
         f"minutes on {cores} cores. The wheel is cached in {folder}, so this happens once."
     )
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        return _compile(python, Path(scratch), log_dir, status)
 
 
-def _compile(python: Path, scratch: Path, log_dir: Path, status: Status) -> Path:
+def _build(python: Path, scratch: Path, log_dir: Path, status: Status) -> Path:
     """Builds the wheel in a folder inside the one that keeps it, and returns where it is kept."""
     tools, cores = scratch / "tools", os.cpu_count() or 1
     words = ["install", "--target", str(tools), *_BUILD_TOOLS]
     pip(python, words, log_dir, status, "Installing the build tools")
     cmake = scratch / "cmake"
-    write(cmake, _CMAKE_FOR_NINJA)
+    write(cmake, _CMAKE)
     cmake.chmod(0o755)
     headers = scratch / "headers"
     for name in _MOVED_HEADERS:

@@ -20,9 +20,7 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def lock(
-    path: Path, status: Status, waiting: str = "another process is installing into this environment; waiting for it."
-) -> Iterator[None]:
+def lock(path: Path, status: Status) -> Iterator[None]:
     """Allows one installation at a time. pip inherits the lock, so that it is held even if this process is killed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +34,7 @@ def lock(
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            status.info(waiting)
+            status.info("another process is installing the same; waiting for it.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         os.set_inheritable(handle, True)
         yield

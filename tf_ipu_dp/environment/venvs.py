@@ -65,6 +65,8 @@ def make(target: str, venv: Path, status: Status) -> None:
     elif was_interrupted:
         status.info(f"the last installation into {venv.name} did not finish; starting it again.")
     extras = sorted({*state.get("extras", ()), *versions.TARGETS[target]})
+    if "distributed" in extras and "distributed" not in state.get("extras", ()):
+        horovod.require_compiler_or_wheel()
     marker.touch()
     try:
         _install(venv, extras, state.get("extras"), status)
@@ -105,8 +107,6 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     """Installs the extras; `present` are those of a complete environment that is extended, None for a new one."""
     python = venv / "bin" / "python"
     has_horovod = "distributed" in (present or ())
-    if "distributed" in extras and not has_horovod:
-        horovod.require_compiler_or_wheel()
     former = installed_packages.find_versions(venv, horovod.PACKAGES) if has_horovod else {}
     started = time.monotonic()
     for ready in venv.glob("ready-*"):

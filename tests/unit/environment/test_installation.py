@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import fcntl
 import io
 import json
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import termios
 import venv
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -335,30 +335,43 @@ def test_horovod_is_compiled_with_the_header_that_it_misses_beside_the_flags_of_
     (tmp_path / "scratch").mkdir()
     for given, expected in (("-O1", "-O1 -include stdexcept"), ("", "-include stdexcept")):
         monkeypatch.setenv("CXXFLAGS", given)
-        wheel = horovod._compile(Path("python"), tmp_path / "scratch", tmp_path, Status("x", io.StringIO()))
+        wheel = horovod._build(Path("python"), tmp_path / "scratch", tmp_path, Status("x", io.StringIO()))
         assert wheel.parent == tmp_path and built.pop()["CXXFLAGS"] == expected
         shutil.rmtree(tmp_path / "scratch" / "out")
 
 
-def test_environments_that_need_the_same_horovod_at_once_build_it_once(tmp_path, monkeypatch, wait_until):
+def test_what_configures_horovod_makes_its_flatbuffers_compile_and_hands_the_words_on(tmp_path):
+    header = tmp_path / "sources" / "third_party" / "flatbuffers" / "include" / "flatbuffers" / "stl_emulation.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("  pointer const data_;\n  const size_type count_;\n", encoding="utf-8")
+    for name, text in (("wrapper", horovod._CMAKE), ("cmake", '#!/bin/sh\nprintf "<%s>" "$@"\nexit 7\n')):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    for words, handed_on in (
+        ([str(tmp_path / "sources"), "-DA=b c"], f"<{tmp_path}/sources><-DA=b c>"),
+        (["--build", ".", "--", "VERBOSE=1"], "<--build><.><-->"),
+    ):
+        command = [str(tmp_path / "wrapper"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (7, handed_on, "")
+        assert header.read_text(encoding="utf-8") == "  pointer const data_;\n  size_type count_;\n"
+
+
+def test_a_wheel_that_another_clone_is_building_is_waited_for_and_not_built_twice(tmp_path, monkeypatch, wait_until):
     monkeypatch.setenv("TF_IPU_DP_CACHE", str(tmp_path))
+    monkeypatch.setattr(horovod, "_tensorflow_version", lambda _: "2.15.1")
     monkeypatch.setattr(horovod, "_require_compiler", lambda: None)
-    monkeypatch.setattr(horovod, "_tensorflow_version", lambda python: "2.15.1")
-    screens = [io.StringIO(), io.StringIO()]
-    built = []
-
-    def compile_until_the_other_waits(python, scratch, log_dir, status):
-        built.append(scratch)
-        wait_until(lambda: any("waiting for it" in screen.getvalue() for screen in screens))
-        wheel = scratch.parent / "horovod-0.28.1-x.whl"
-        wheel.touch()
-        return wheel
-
-    monkeypatch.setattr(horovod, "_compile", compile_until_the_other_waits)
-    with ThreadPoolExecutor(2) as threads:
-        statuses = [Status("launch/test", screen) for screen in screens]
-        found = list(threads.map(lambda status: horovod._wheel(Path("python"), tmp_path, status), statuses))
-    assert len(built) == 1 and found[0] == found[1] and found[0].exists()
-    (waited,) = [screen.getvalue() for screen in screens if "waiting" in screen.getvalue()]
-    assert waited.startswith("launch/test: another process is building Horovod; waiting for it.\n")
-    assert "using the Horovod wheel in" in waited
+    monkeypatch.setattr(horovod, "_build", lambda *_: pytest.fail("built twice"))
+    folder = tmp_path / "wheels" / horovod._cache_key("2.15.1")
+    said = io.StringIO()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with locks.lock(locks.sibling(folder, "lock"), Status("other", io.StringIO())):
+            found = pool.submit(horovod._wheel, Path("python"), tmp_path, Status("x", said))
+            wait_until(lambda: "waiting for it" in said.getvalue())
+            folder.mkdir()
+            (folder / "horovod-0.28.1-x.whl").touch()
+        assert found.result() == folder / "horovod-0.28.1-x.whl"
+    assert said.getvalue().splitlines() == [
+        "x: another process is installing the same; waiting for it.", f"x: using the Horovod wheel in {folder}."
+    ]  # fmt: skip

@@ -159,8 +159,8 @@ class Group:
             # All instances find this at their first barrier, when none reads anything.
             self._next_slot = 0
             raise MismatchError(
-                f"Mismatched tensors: instance {others[0]} does not exchange the same as this one ({ticket.words}). All "
-                "instances must run the same program, with tensors of the same names, types and shapes."
+                f"Mismatched tensors: instance {others[0]} does not exchange the same as this one ({ticket.words}). "
+                "All instances must run the same program, with tensors of the same names, types and shapes."
             )
 
 
