@@ -40,20 +40,25 @@ def render_help(width: int) -> str:
     return f"{usage}\n\n{textwrap.fill(ABOUT, width)}\n\n{EXAMPLES}"
 
 
+def find_mistake(words: List[str]) -> str:
+    """Returns what is wrong with the words that name the program, as a sentence; empty if nothing is."""
+    if words[0] == "-m":
+        return "" if len(words) > 1 else f"emulator: -m needs the name of a module. {USAGE}"
+    return "" if Path(words[0]).exists() else f"emulator: there is no program {words[0]!r}. {USAGE}"
+
+
 def _run(words: List[str]) -> int:
+    mistake = find_mistake(words)
+    if mistake:
+        print(mistake, file=sys.stderr)
+        return 1
     emulator.install()
     if words[0] == "-m":
-        if len(words) < 2:
-            print(f"emulator: -m needs the name of a module. {USAGE}", file=sys.stderr)
-            return 1
         sys.argv = words[1:]
         sys.path[0] = str(Path.cwd())
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return 0
     program = Path(words[0])
-    if not program.exists():
-        print(f"emulator: there is no program {words[0]!r}. {USAGE}", file=sys.stderr)
-        return 1
     sys.argv = words
     if program.is_dir():
         runpy.run_path(words[0], run_name="__main__")
