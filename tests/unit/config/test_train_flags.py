@@ -245,6 +245,8 @@ def test_a_config_survives_its_flag_file(ipus, hosts, epochs, limit, dry_run, ru
         ("--name=a", "Use --run_dir=runs/a."),
         ("--checkpoint=a", "Use --run_dir=FOLDER (it resumes from the newest checkpoint of that run)."),
         ("--lr", "Use --learning_rate=VALUE."),
+        ("--lr=fast", "Use --learning_rate=VALUE."),
+        ("--max_steps=abc", "Use --epochs=VALUEsteps."),
         ("--ngpus=8", "Use --ipus=8."),
         ("--nodes=a,b", "Use --hosts=a,b."),
         ("--fp16", "Use --precision=16.16 (or 16.32, with 32-bit weights)."),
@@ -261,6 +263,12 @@ def test_a_name_from_another_trainer_points_to_the_flag_that_is_meant(typed, adv
     with pytest.raises(cli.UsageError) as caught:
         train_flags.parse([typed])
     assert str(caught.value) == f"{typed.split('=')[0]} is not a flag. {advice}"
+
+
+def test_the_flag_after_another_name_of_a_flag_is_not_taken_for_its_value():
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse(["--lr", "--ipus=8"])
+    assert "--lr is not a flag. Use --learning_rate=VALUE." in caught.value.sentences
 
 
 @pytest.mark.parametrize(
