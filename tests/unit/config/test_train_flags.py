@@ -319,9 +319,18 @@ def test_functions_and_paths_are_data_sets_too(name):
 
 
 def test_the_best_are_kept_by_the_loss_unless_a_metric_is_named():
-    words = ([], ["--keep_best"], ["--keep_best=auc"], ["--early_stop=2"], ["--keep_best=accuracy", "--early_stop=2"])
+    own = ["--model=mine.py:build", "--keep_best=auc"]
+    words = ([], ["--keep_best"], own, ["--early_stop=2"], ["--keep_best=accuracy", "--early_stop=2"])
     found = [train_flags.parse(each).best_metric for each in words]
     assert found == [None, "loss", "auc", "loss", "accuracy"]
+
+
+def test_a_metric_that_built_in_models_do_not_have_is_refused_at_once():
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse(["--keep_best=acuracy"])
+    assert str(caught.value) == (
+        "--keep_best=acuracy is not a metric of this task. Use --keep_best=loss, accuracy or top5."
+    )
 
 
 def test_modes_that_exclude_each_other_are_named_with_what_each_does():
