@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import runpy
 import shutil
@@ -105,8 +106,17 @@ def start_without_environment(program: str, wrapper: str, words: List[str]) -> N
     missing_packages.explain_at_exit()
     missing_packages.allow_restart(program, wrapper, words)
     if words[:1] and words[0] in _PROGRAM_RUNNERS and words[1:] and words[1] not in (*_HELP, "--version"):
+        _refuse_mistake_in_program(words)
         missing_packages.restart()
     sys.exit(main(words, prepare))
+
+
+def _refuse_mistake_in_program(words: List[str]) -> None:
+    name = "emulator.__main__" if words[0] == "emulator" else words[0]
+    mistake = importlib.import_module(f"{__package__}.{name}").find_mistake(words[1:])
+    if mistake:
+        sys.stderr.write(f"{mistake}\n")
+        sys.exit(1)
 
 
 def start(words: Optional[List[str]] = None) -> NoReturn:

@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     folders = [Path(word) for word in words if not word.startswith("-")]
     cli.parse([word for word in words if word.startswith("-")], fv)
     if len(folders) != 2:
-        raise cli.UsageError(f"compare needs two run folders, for example runs/a runs/b, but got {len(folders)}.")
+        raise cli.UsageError(f"two run folders are needed, for example runs/a runs/b, not {len(folders)}.")
     limit: float = fv["limit"].value  # type: ignore[assignment, unused-ignore]
     first, second = (_newest_checkpoint(folder) for folder in folders)
     if first.manifest.step != second.manifest.step:

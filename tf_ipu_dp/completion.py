@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     cli.parse([word for word in words if word.startswith("-")], _make_flags())
     if len(shells) != 1 or shells[0] not in SHELLS:
         near = difflib.get_close_matches(shells[0], SHELLS, n=1) if len(shells) == 1 else []
-        what = f"{shells[0]} is not a shell that is known" if len(shells) == 1 else "completion needs the shell"
+        what = f"{shells[0]} is not a shell that is known" if len(shells) == 1 else "the name of the shell is needed"
         raise cli.UsageError(f"{what}. " + (f"Did you mean {near[0]}?" if near else f"Use {cli.alternatives(SHELLS)}."))
     subcommands = read_subcommands()
     return cli.show(render(shells[0], read_flags(subcommands), subcommands))

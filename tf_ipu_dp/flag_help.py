@@ -21,21 +21,23 @@ def render_help(
 ) -> str:
     """Returns the help text: the groups' flags with what they take, what they do and their defaults, and examples."""
     width = max(width, _LEAST_WIDTH)
-    blocks = [fill_usage(usage, width), textwrap.fill(about, width)]
+    blocks = [fill_usage(usage, width), _fill_words(about, width, indent="")]
     column = 2 + max((len(flag_form(fv[name])) for names in groups.values() for name in names), default=0)
     column = 6 if width < _NARROW else min(column, 28) + 2
     for title, names in groups.items():
         lines = [_fill_words(title, width)]
         for name in names:
             form = "  " + flag_form(fv[name])
-            text = textwrap.wrap(f"{_help_text(fv[name])} {_default_text(fv[name])}".strip(), width - column)
-            first = [f"{form:<{column}}{text[0]}"] if len(form) < column else [form, " " * column + text[0]]
-            lines += first + [" " * column + line for line in text[1:]]
+            text = f"{_help_text(fv[name])} {_default_text(fv[name])}".strip()
+            told = _fill_words(text, width - column, indent="").split("\n")
+            first = [f"{form:<{column}}{told[0]}"] if len(form) < column else [form, " " * column + told[0]]
+            lines += first + [" " * column + line for line in told[1:]]
         blocks.append("\n".join(lines))
     blocks.append(
-        textwrap.fill(
+        _fill_words(
             "--flagfile=PATH reads flags from a file, one per line; a flag on the command line wins over the file's.",
             width,
+            indent="",
         )
     )
     if examples:
@@ -48,8 +50,9 @@ def fill_usage(usage: str, width: int) -> str:
     return _fill_words(f"usage:\0{usage}", width).replace("\0", " ")
 
 
-def _fill_words(text: str, width: int) -> str:
-    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _fill_words(text: str, width: int, indent: str = "  ") -> str:
+    """Breaks lines between words only: flags, paths and names like gc-monitor stay whole."""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def alternatives(values: Iterable[object]) -> str:

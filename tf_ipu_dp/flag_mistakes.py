@@ -134,10 +134,21 @@ def _suggest_flag(name: str, value: str, fv: flags.FlagValues) -> str:
     plain = name.lower().replace("-", "_")
     flag, form = _ALIASES.get(plain, ("", ""))
     if flag in fv:
-        return f"Use {form.format(value=shorten(value) or 'VALUE')}."
+        return f"Use {form.format(value=shorten(value) if _is_value(fv[flag], form, value) else 'VALUE')}."
     # Below this, flags that merely share letters would be offered: --precision for --version.
     near = get_close_matches(plain, [*fv, "version", "help"], n=1, cutoff=0.7)
     return f"Did you mean --{near[0]}?" if near else "See --help for those that are."
+
+
+def _is_value(flag: flag_help.Flag, form: str, value: str) -> bool:
+    """Whether a flag takes the value that was given to its other name: advice that is refused as well is none."""
+    written = re.match(r"--\w+=(\S*{value}\S*)", form)
+    if not value or value.startswith("--"):
+        return False
+    try:
+        return not written or flag.parser.parse(written[1].format(value=value)) is not None
+    except (ValueError, TypeError):
+        return False
 
 
 def _nearest_choice(given: str, choices: Sequence[str]) -> Optional[str]:

@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
     fv = _make_flags()
     run_dir, *names = cli.parse(words, fv, arguments=True) or [""]
     if not run_dir or not names:
-        raise cli.UsageError("predict needs the folder of a run and inputs, for example: runs/first image.png.")
+        raise cli.UsageError("the folder of a run and inputs are needed, for example: runs/first image.png.")
     started = world.read_launched(os.environ) or world.read_ranks(os.environ)
     if started and started.instances > 1:
         raise cli.UsageError(

@@ -61,6 +61,14 @@ def load_function(reference: str) -> Callable[..., Any]:
     return function
 
 
+def require_files(references: Mapping[str, str]) -> None:
+    """Raises a UsageError if the file of a reference, by the name of its flag, is missing. No code is loaded."""
+    for flag, reference in references.items():
+        place = reference.rpartition(":")[0]
+        if place.endswith(".py") and reference not in _given:
+            _require_file(place, f"--{flag}={reference}")
+
+
 def register(function: Callable[..., Any], fallback: str) -> str:
     """Returns a reference for a function that was given as an object; in this process it stands for that object.
 
@@ -169,14 +177,8 @@ def source_file(reference: str) -> Optional[Path]:
 
 
 def _load_file(place: str, reference: str) -> ModuleType:
-    path = cli.expand_path(place)
-    if not path.is_file():
-        near = get_close_matches(path.name, _python_files(path.parent), n=1)
-        guess = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise cli.UsageError(
-            f"{reference}: there is no file {path} on this host.{guess} Each host of a job needs the file at this path."
-        )
-    path = path.resolve()
+    _require_file(place, reference)
+    path = cli.expand_path(place).resolve()
     loaded = sys.modules.get("__main__")
     if loaded is not None and getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path:
         return loaded  # the script that is running: its functions are there already
@@ -200,6 +202,16 @@ def _load_file(place: str, reference: str) -> ModuleType:
         _loading.pop()
     module._tf_ipu_dp_digest = digest  # type: ignore[attr-defined]
     return module
+
+
+def _require_file(place: str, name: str) -> None:
+    path = cli.expand_path(place)
+    if not path.is_file():
+        near = get_close_matches(path.name, _python_files(path.parent), n=1)
+        guess = f" Did you mean {path.parent / near[0]}?" if near else ""
+        raise cli.UsageError(
+            f"{name}: there is no file {path} on this host.{guess} Each host of a job needs the file at this path."
+        )
 
 
 def _load_module(place: str, reference: str) -> ModuleType:

@@ -51,6 +51,20 @@ def test_a_module_can_be_run_too(tmp_path, run_command):
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path, run_command):
     done = run_command("emulator", "nowhere.py", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("emulator: there is no program 'nowhere.py'.")
+    (tmp_path / "folder").mkdir()
+    done = run_command("emulator", "folder", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("emulator: 'folder' is a folder without a __main__.py, and")
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"), [("nowhere", "nowhere"), ("nowhere.tool", "nowhere"), ("package", "package.__main__")]
+)
+def test_a_module_that_is_not_there_is_one_sentence(tmp_path, run_command, module, missing):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    done = run_command("emulator", "-m", module, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith(f"emulator: there is no module {missing!r} to run. usage: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_monitor_sees_its_own_attachment_without_hardware_values(run):

@@ -105,7 +105,7 @@ def test_a_run_of_own_code_is_not_loaded_unless_the_code_is_named(trained, run_c
 def test_mistakes_are_one_sentence(trained, run_command, tmp_path):
     run, images = trained / "run", trained / "images.npy"
     for words, sentence in (
-        ((run,), "predict needs the folder of a run and inputs, for example: runs/first image.png."),
+        ((run,), "the folder of a run and inputs are needed, for example: runs/first image.png."),
         ((tmp_path, images), f"{tmp_path} is not the folder of a run: its run.flags cannot be read"),
         ((run, tmp_path / "no.png"), f"There is no file {tmp_path}/no.png."),
         ((run, images, "--out=p.xls"), "--out=p.xls has an unknown file type."),

@@ -154,6 +154,15 @@ def test_help_is_as_wide_as_the_terminal(width):
     assert "Default: on." in text.replace("\n" + " " * 6, " ")
 
 
+@pytest.mark.parametrize("width", range(40, 60))
+def test_help_is_broken_between_words_and_not_at_their_hyphens(width):
+    fv = make_flags()
+    words = "Print the IPUs as gc-monitor does, or a set of tensorflow-datasets with --no-such-flag. "
+    flags.DEFINE_bool("long", True, words, flag_values=fv)
+    lines = cli.render_help("prog", words, {"All": ("long",)}, fv, width).splitlines()
+    assert not [line for line in lines if line.endswith("-")] and max(map(len, lines)) <= width
+
+
 def test_a_long_path_of_the_command_stays_in_the_first_line_of_its_usage():
     own = "/a/rather/long/path/of/a/clone/launch/train"
     text = cli.render_help(f"{own} [--flag=value ...]", "About it.", {"All": ("ipus",)}, make_flags(), 40)

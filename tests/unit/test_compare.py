@@ -44,7 +44,7 @@ def test_the_table_ends_with_a_conclusion_that_names_the_worst_layer():
 
 
 def test_other_arguments_than_two_runs_are_refused_in_a_sentence(tmp_path):
-    with pytest.raises(cli.UsageError, match="compare needs two run folders, for example runs/a runs/b, but got 1"):
+    with pytest.raises(cli.UsageError, match="two run folders are needed, for example runs/a runs/b, not 1"):
         compare.main([str(tmp_path)])
     with pytest.raises(cli.UsageError, match="has no valid checkpoint"):
         compare.main([str(tmp_path), str(tmp_path)])

@@ -71,7 +71,7 @@ def test_the_script_of_a_shell_names_every_command_and_is_accepted_by_it(shell, 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "completion needs the shell. Use bash, zsh or fish."),
+        ([], "the name of the shell is needed. Use bash, zsh or fish."),
         (["bsh"], "bsh is not a shell that is known. Did you mean bash?"),
         (["powershell"], "powershell is not a shell that is known. Use bash, zsh or fish."),
     ],

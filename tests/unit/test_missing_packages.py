@@ -57,6 +57,22 @@ def test_the_list_of_commands_and_the_version_need_no_package(bare_python, words
     assert done.returncode == 0 and done.stdout and not done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("emulator nothing.py", "emulator: there is no program 'nothing.py'. usage: "),
+        ("emulator -m", "emulator: -m needs the name of a module. usage: "),
+        ("emulator.poprun --num-instnces 2 python3 x.py", "poprun: There is no option --num-instnces. Did you mean "),
+        ("emulator.poprun --num-replicas 3 --num-instances 2 python3 x.py", "poprun: --num-replicas 3 cannot be "),
+    ],
+)
+def test_a_mistake_in_starting_a_program_is_told_before_an_environment_is_made(bare_python, line, start):
+    program = f"from tf_ipu_dp import __main__; __main__.start_without_environment('x', '/nowhere', {line.split()})"
+    done = run(bare_python, "-c", program)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(start) and "nowhere" not in done.stderr
+
+
 def test_a_program_on_the_emulator_without_tensorflow_is_one_sentence(bare_python, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import tensorflow\n", encoding="utf-8")

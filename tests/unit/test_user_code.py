@@ -7,6 +7,8 @@ import re
 import pytest
 
 from tf_ipu_dp import cli, user_code
+from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.datasets import facts
 
 
 @pytest.fixture
@@ -93,6 +95,16 @@ def test_a_missing_file_names_the_nearest_and_a_missing_module_what_works(file, 
         user_code.load_function(f"{tmp_path}/modle.py:build")
     with pytest.raises(cli.UsageError, match="there is no module 'nowhere_at_all' in"):
         user_code.load_function("nowhere_at_all.models:build")
+
+
+def test_a_missing_file_is_refused_before_a_process_imports_tensorflow_for_it(file, tmp_path, monkeypatch, capfd):
+    path = file("", "model.py")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(cli.UsageError, match=r"^--model=modle.py:build: there is no file modle.py .* mean model.py\?"):
+        facts.find(train_flags.parse(["--model=modle.py:build"]))
+    with pytest.raises(cli.UsageError, match=r"^--dataset=data.py:load: there is no file data.py on this host"):
+        facts.find(train_flags.parse([f"--model={path}:build", "--dataset=data.py:load"]))
+    assert capfd.readouterr().err == ""
 
 
 def test_an_argument_that_is_not_known_is_refused_with_those_that_are(file):

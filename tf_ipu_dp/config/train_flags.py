@@ -360,6 +360,7 @@ _FLAGS_BY_GROUP: Dict[str, Tuple[Flag, ...]] = {
     ),
 }
 # fmt: on
+_METRICS = ("loss", "accuracy", "top5")  # that a validation of a built-in model has
 _MODES = {
     "dry_run": "only shows the plan",
     "evaluate": "evaluates a checkpoint",
@@ -384,6 +385,9 @@ def parse(words: Sequence[str]) -> TrainConfig:
         sentences.append(f"--format={config.format} draws a plan and does not train. Add --dry_run.")
     if config.keep_best is not None and not config.validate:
         sentences.append(f"--keep_best={config.keep_best} needs validations. Leave --novalidate out.")
+    if not config.has_own_model and config.keep_best not in (None, *_METRICS):  # others are known when code is loaded
+        known = cli.alternatives(_METRICS)
+        sentences.append(f"--keep_best={config.keep_best} is not a metric of this task. Use --keep_best={known}.")
     if config.early_stop is not None and not config.validate:
         sentences.append(f"--early_stop={config.early_stop} needs validations. Leave --novalidate out.")
     modes = [f"--{name}" for name in _MODES if getattr(config, name)]

@@ -100,6 +100,7 @@ def from_json(value: Mapping[str, Any]) -> DatasetInfo:
 
 def _learn(cfg: TrainConfig) -> DatasetInfo:
     """Lets a process of its own run the user's code, and returns what it reports."""
+    user_code.require_files(cfg.planned_code)  # that process imports TensorFlow, which takes seconds
     named = [*cfg.planned_code.values(), *([cfg.dataset] if is_own_path(cfg) else [])]
     what = cli.alternatives(named).replace(" or ", " and ")
     print(f"reading {what}, once: what is learned is kept for the next plan...", file=sys.stderr, flush=True)

@@ -40,6 +40,9 @@ def main(words: Sequence[str]) -> int:
             sys.stdout.write(_render_version(options.text("version-format")))
             return 0
         job = _plan(options)
+        ignored = [*options.without_effect(), *(f"{word} for mpirun" for word in options.mpi().rest)]
+        if ignored:
+            print(f"poprun: without effect on emulated IPUs: {', '.join(ignored)}.", file=sys.stderr)
         poprun_options.export(options)
         only = options.number("only-output-from-instance", None, least=0)
         if only is not None and only >= job.instances:
@@ -61,6 +64,17 @@ def main(words: Sequence[str]) -> int:
     return 1
 
 
+def find_mistake(words: Sequence[str]) -> str:
+    """Returns why options or job would be refused, as a sentence; empty if they would not be. Starts nothing."""
+    try:
+        options = poprun_options.parse(words)
+        if not any(options.is_on(name) for name in ("help", "version")) and "version-format" not in options.given:
+            _plan(options)
+    except (OptionError, registry.RegistryError) as error:
+        return f"poprun: {error}"
+    return ""
+
+
 def _plan(options: Options) -> Job:
     names = ("num-replicas", "num-instances", "ipus-per-replica", "num-ilds")
     replicas, instances, per_replica, link_domains = (options.number(name, 1) or 1 for name in names)
@@ -72,9 +86,6 @@ def _plan(options: Options) -> Job:
         raise OptionError(
             f"--process-placement {options.text('process-placement')} is not known. Use spreadnuma or disabled."
         )
-    ignored = [*options.without_effect(), *(f"{word} for mpirun" for word in options.mpi().rest)]
-    if ignored:
-        print(f"poprun: without effect on emulated IPUs: {', '.join(ignored)}.", file=sys.stderr)
     return job
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import NoReturn, Sequence
 
 from tf_ipu_dp.environment import installation, versions
 from tf_ipu_dp.environment.status import SetupError, Status
@@ -26,21 +26,10 @@ from tf_ipu_dp.environment.status import SetupError, Status
 
 def main(words: Sequence[str]) -> int:
     """Makes the environment and prints the path of its Python."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tf_ipu_dp.environment",
-        description=__doc__.split("\n", maxsplit=1)[0],
-        epilog="Examples\n  python -m tf_ipu_dp.environment distributed",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "target", choices=sorted({*versions.TARGETS, *versions.ADDED}), help="what the environment is for"
-    )
-    parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
-    parser.add_argument("--program", default="environment", help="name in front of messages")
-    parser.add_argument("--key", default="", help="what launch/environment.sh compares before it skips this program")
-    args = parser.parse_args(words)
-    status = Status(args.program, sys.stderr)
+    status = Status("environment", sys.stderr)
     try:
+        args = _parse(words)
+        status = Status(args.program, sys.stderr)
         python = installation.make(args.target, args.venv, args.key, status)
     except SetupError as problem:
         status.info(str(problem))
@@ -54,6 +43,32 @@ def main(words: Sequence[str]) -> int:
         return 130
     print(python)
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser for which a mistake is one sentence, as for the other commands."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SetupError(f"{message}. See --help.")
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    targets = sorted({*versions.TARGETS, *versions.ADDED})
+    parser = _Parser(
+        prog="python -m tf_ipu_dp.environment",
+        description=__doc__.split("\n", maxsplit=1)[0],
+        epilog="Examples\n  python -m tf_ipu_dp.environment distributed",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", nargs="?", help=f"what the environment is for: {', '.join(targets)}")
+    parser.add_argument("--venv", type=Path, help="environment to make; default: the one this Python belongs to")
+    parser.add_argument("--program", default="environment", help="name in front of messages")
+    parser.add_argument("--key", default="", help="what launch/environment.sh compares before it skips this program")
+    args = parser.parse_args(words)
+    if args.target not in targets:
+        given = f"{args.target} is no target" if args.target else "the target is missing"
+        raise SetupError(f"{given}. Use {', '.join(targets[:-1])} or {targets[-1]}.")
+    return args
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def make(target: str, venv: Path, status: Status) -> None:
             _refuse_if_used(venv, f"the pinned versions changed, and {', '.join(replaced)} would be replaced")
     was_interrupted = marker.exists()
     if was_interrupted and state:
-        # Only an environment that was complete once has a state.
+        # Only an environment that had all but Horovod once has a state.
         damaged = installed_packages.remove_damaged(venv)
         what = f"repairing {', '.join(damaged)}" if damaged else "finishing it"
         status.info(f"the last addition to {venv.name} was interrupted; {what}.")
@@ -76,10 +76,7 @@ def make(target: str, venv: Path, status: Status) -> None:
         if state and not was_interrupted:
             marker.unlink()  # pip failed before it changed anything: the environment is still complete
         raise
-    write(
-        venv / _STATE,
-        json.dumps({"fingerprint": versions.fingerprint(), "extras": extras, "python": versions.python_version()}),
-    )
+    _write_state(venv, extras)
     marker.unlink()
 
 
@@ -139,6 +136,8 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     status.progress("testing TensorFlow")
     run([str(python), "-c", "import tensorflow"], venv, status, "Importing TensorFlow")
     if "distributed" in extras:
+        if present is None:  # an end during the build of minutes is then an addition to finish
+            _write_state(venv, [each for each in extras if each != "distributed"])
         # One that works is kept: a new MPI or a lost cache is no reason to build for minutes before a training.
         is_kept = "horovod" in former and former == installed_packages.find_versions(venv, horovod.PACKAGES)
         if not (is_kept and horovod.works(python)):
@@ -146,6 +145,11 @@ def _install(venv: Path, extras: Sequence[str], present: Optional[Sequence[str]]
     compiling = [str(python), "-m", "compileall", "-q", str(versions.ROOT / "tf_ipu_dp")]
     subprocess.run(compiling, check=False, stdout=subprocess.DEVNULL)
     status.info(f"{venv} is ready after {time.monotonic() - started:.0f} s.")
+
+
+def _write_state(venv: Path, extras: Sequence[str]) -> None:
+    state = {"fingerprint": versions.fingerprint(), "extras": extras, "python": versions.python_version()}
+    write(venv / _STATE, json.dumps(state))
 
 
 def _read_state(venv: Path) -> Dict[str, Any]:

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "compare": "Compares runs: results, flags that differ, learning curves; also as PNG, SVG or HTML.",
     "clean": "Deletes runs. Without --yes it only says which, and how much that frees.",
 }
+_MEANT = {"delete": "clean", "remove": "clean", "rm": "clean", "ls": "list", "diff": "compare"}
 _FOLDER = "runs"
 _EXAMPLES = {
     "list": (
@@ -194,7 +195,7 @@ def _require_run(path: Path) -> None:
 
 
 def _explain_unknown(word: str) -> str:
-    near = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+    near = [_MEANT[word]] if word in _MEANT else difflib.get_close_matches(word, SUBCOMMANDS, n=1)
     advice = f"Did you mean {near[0]}?" if near else f"Use {cli.alternatives(SUBCOMMANDS)}, or a folder."
     return f"{word} is neither a subcommand nor a folder. {advice}"
 

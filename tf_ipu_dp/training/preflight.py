@@ -28,6 +28,7 @@ def check(cfg: TrainConfig, run: RunPlan) -> None:
         run_folder.check_folder(
             cfg.run_dir, name=folder_name(cfg), now=datetime.now(), needed_bytes=disk_space.needed_bytes(cfg, run)
         )
+        user_code.require_files(cfg.own_code)
         _check_init_from(cfg)
         _check_saved_flags(cfg, run)
         for tracker in cfg.track or ():

@@ -245,6 +245,8 @@ def test_a_config_survives_its_flag_file(ipus, hosts, epochs, limit, dry_run, ru
         ("--name=a", "Use --run_dir=runs/a."),
         ("--checkpoint=a", "Use --run_dir=FOLDER (it resumes from the newest checkpoint of that run)."),
         ("--lr", "Use --learning_rate=VALUE."),
+        ("--lr=fast", "Use --learning_rate=VALUE."),
+        ("--max_steps=abc", "Use --epochs=VALUEsteps."),
         ("--ngpus=8", "Use --ipus=8."),
         ("--nodes=a,b", "Use --hosts=a,b."),
         ("--fp16", "Use --precision=16.16 (or 16.32, with 32-bit weights)."),
@@ -261,6 +263,12 @@ def test_a_name_from_another_trainer_points_to_the_flag_that_is_meant(typed, adv
     with pytest.raises(cli.UsageError) as caught:
         train_flags.parse([typed])
     assert str(caught.value) == f"{typed.split('=')[0]} is not a flag. {advice}"
+
+
+def test_the_flag_after_another_name_of_a_flag_is_not_taken_for_its_value():
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse(["--lr", "--ipus=8"])
+    assert "--lr is not a flag. Use --learning_rate=VALUE." in caught.value.sentences
 
 
 @pytest.mark.parametrize(
@@ -311,9 +319,18 @@ def test_functions_and_paths_are_data_sets_too(name):
 
 
 def test_the_best_are_kept_by_the_loss_unless_a_metric_is_named():
-    words = ([], ["--keep_best"], ["--keep_best=auc"], ["--early_stop=2"], ["--keep_best=accuracy", "--early_stop=2"])
+    own = ["--model=mine.py:build", "--keep_best=auc"]
+    words = ([], ["--keep_best"], own, ["--early_stop=2"], ["--keep_best=accuracy", "--early_stop=2"])
     found = [train_flags.parse(each).best_metric for each in words]
     assert found == [None, "loss", "auc", "loss", "accuracy"]
+
+
+def test_a_metric_that_built_in_models_do_not_have_is_refused_at_once():
+    with pytest.raises(cli.UsageError) as caught:
+        train_flags.parse(["--keep_best=acuracy"])
+    assert str(caught.value) == (
+        "--keep_best=acuracy is not a metric of this task. Use --keep_best=loss, accuracy or top5."
+    )
 
 
 def test_modes_that_exclude_each_other_are_named_with_what_each_does():

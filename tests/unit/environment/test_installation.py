@@ -20,6 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tf_ipu_dp.environment import __main__ as environment_command
 from tf_ipu_dp.environment import commands, horovod, installation, locks, poplar, pytorch, venvs, versions
 from tf_ipu_dp.environment.status import SetupError, Status
 
@@ -107,6 +108,20 @@ def test_keras_2_is_installed_without_the_tensorflow_for_gpus_that_it_asks_for(m
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     together, alone = versions.split_requirements(lines)
     assert alone == [] and {"tensorflow", "tf-keras"} <= set(map(versions.name_of, together))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "the target is missing. Use ddp, distributed, run or test."),
+        (["distributd"], "distributd is no target. Use ddp, distributed, run or test."),
+        (["run", "--vnv=x"], "unrecognized arguments: --vnv=x. See --help."),
+        (["run", "--venv"], "argument --venv: expected one argument. See --help."),
+    ],
+)
+def test_a_mistake_on_the_line_is_one_sentence_and_exit_code_1(words, sentence, capsys):
+    assert environment_command.main(words) == 1
+    assert capsys.readouterr().err == f"environment: {sentence}\n"
 
 
 def test_a_missing_compiler_is_named_in_one_sentence(monkeypatch, tmp_path):
@@ -257,6 +272,35 @@ def test_an_addition_keeps_a_horovod_that_can_be_imported_with_the_same_tensorfl
     extras = ["distributed", "host"]
     venvs._install(tmp_path / "venv", [*extras, "lint"], extras, Status("x", io.StringIO()))
     assert built == expected
+
+
+def test_a_first_installation_that_ends_while_horovod_is_built_is_not_started_again(tmp_path, monkeypatch):
+    folder, made = tmp_path / "venv", []
+
+    def run(command, *_):
+        made.append(command[1:3])
+        if command[1:3] == ["-m", "venv"]:
+            (folder / "bin").mkdir()
+            (folder / "bin" / "python").symlink_to(sys.executable)
+            (folder / "lib" / "python3" / "site-packages").mkdir(parents=True)
+
+    def end(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(venvs, "run", run)
+    monkeypatch.setattr(venvs, "pip", lambda *_: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(horovod, "require_compiler_or_wheel", lambda: None)
+    monkeypatch.setattr(horovod, "install", end)
+    with pytest.raises(KeyboardInterrupt):
+        venvs.make("distributed", folder, Status("x", io.StringIO()))
+    assert not venvs.is_complete(folder, "run")
+    said = io.StringIO()
+    monkeypatch.setattr(horovod, "install", lambda *_: None)
+    venvs.make("distributed", folder, Status("x", said))
+    assert said.getvalue().startswith("x: the last addition to venv was interrupted; finishing it.\n")
+    assert [words for words in made if words == ["-m", "venv"]] == [["-m", "venv"]]
+    assert venvs.is_complete(folder, "distributed")
 
 
 def test_an_environment_in_use_is_not_made_again_for_another_python(complete_venv):

@@ -85,6 +85,7 @@ def test_clean_says_what_it_would_delete_and_deletes_only_with_yes(make_run, run
                                          "90s, 30m, 2h or 3d."),
         (["--state=done"], "--state=done is not a state of a run. Use running, finished, interrupted, failed or "
                            "damaged."),
+        (["delete", "runs/a"], "delete is neither a subcommand nor a folder. Did you mean clean?"),
         (["shwo"], "shwo is neither a subcommand nor a folder. Did you mean show?"),
         (["show", "runs"], "runs is not the folder of a run: it has no run.flags. Runs below it: runs/a."),
         (["show"], "show needs the folder of one run, like runs/first, but got 0."),

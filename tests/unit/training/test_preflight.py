@@ -29,3 +29,11 @@ def test_weights_that_are_nowhere_are_refused_unless_the_run_resumes(tmp_path, m
     (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
     (tmp_path / "run" / "run.flags").touch()
     check("--init_from=base", "--run_dir=run")
+
+
+def test_a_missing_file_of_callbacks_is_refused_with_its_flag(tmp_path, monkeypatch, emulator_dir):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(cli.UsageError, match=r"^--callbacks=mine.py:watch: there is no file mine.py on this host"):
+        check("--callbacks=mine.py:watch")
+    (tmp_path / "mine.py").touch()  # what is in it is known when it is loaded
+    check("--callbacks=mine.py:watch")
