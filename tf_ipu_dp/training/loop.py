@@ -7,6 +7,7 @@ heartbeats, `validation` evaluates, and `session` has the model on its device.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 from typing import Any, Optional, Sequence
@@ -165,6 +166,9 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
+        # The graphs of the last epoch's dataset refer to each other: most of a MiB, but too few objects for Python to
+        # collect them soon. Until then other memory is spread around them.
+        gc.collect()
         per_epoch = self.plan.epochs.updates_per_epoch
         self.epoch = self.step // per_epoch
         self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)
