@@ -7,7 +7,6 @@ heartbeats, `validation` evaluates, and `session` has the model on its device.
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 from typing import Any, Optional, Sequence
@@ -20,7 +19,7 @@ from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import BestWeights, RunResult, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks, stop
+from tf_ipu_dp.training import checks, stop, unused_memory
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
@@ -166,9 +165,7 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
-        # The graphs of the last epoch's dataset refer to each other: most of a MiB, but too few objects for Python to
-        # collect them soon. Until then other memory is spread around them.
-        gc.collect()
+        unused_memory.give_back()
         per_epoch = self.plan.epochs.updates_per_epoch
         self.epoch = self.step // per_epoch
         self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)
