@@ -4,7 +4,9 @@
 
 A run of `launch` is started, one of its processes (launch, poprun, which also preloads, the leader or the other
 instance) or all of them, as Ctrl-C in a terminal does, get a signal at some moment between the first import and the
-last step, and the run is resumed until it is complete. --jobs runs are tried beside each other, with IPUs of their own.
+last step, and the run is resumed until it is complete. A run that trains gets some signals before that which end
+nothing, a pause (SIGSTOP and SIGCONT) among them; after each it has to go on. --jobs runs are tried beside each other,
+with IPUs of their own.
 The campaign is kept in the folder, a line for each signal in kills.jsonl: the same command continues it, and --minutes
 ends a part of it. What signal comes when depends on the seed and its number alone.
 
@@ -23,6 +25,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -35,13 +38,15 @@ from tf_ipu_dp.emulator.devices import registry
 from tf_ipu_dp.runs import safe_files
 
 LIMIT_S = 60.0  # a job that takes longer to end hangs; how long it took is in the summary
-STEPS = 200
+STEPS = 400
 TRAIN = [
     sys.executable, "-m", "tf_ipu_dp.launch", "--instances=2", "--", "--sdk=emulator", "--ipus=4", "--model=mlp",
     "--dataset=synthetic", "--image_size=28", "--micro_batch_size=16", f"--epochs={STEPS}steps",
     "--checkpoint_every=4", "--log_every=2", "--deterministic",
 ]  # fmt: skip
 MOMENTS = ("importing", "preloading", "connecting", "compiling", "training", "training", "training")
+# Before `launch` has reached the package, Python answers signals in its own way, also with a traceback.
+PYTHON_STARTS = "Python starts"
 ENDING = {  # the signals that end a process, and for which target they are sent
     "launch": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     "poprun": (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT),
@@ -51,6 +56,8 @@ ENDING = {  # the signals that end a process, and for which target they are sent
               signal.SIGQUIT, signal.SIGBUS, signal.SIGUSR1, signal.SIGSTOP),
     "all": (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),  # of launch's process group
 }  # fmt: skip
+HARMLESS = (signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG)
+HARMLESS_EACH = 4  # sent to a run that trains, before the signal that ends it
 ASKING = (signal.SIGTERM, signal.SIGINT)  # which let a run save
 NEAR_END = 40  # updates: a run that has more before it must not end by itself
 
@@ -208,11 +215,17 @@ def send(folder, number, seed, environ):
     until = time.monotonic() + delay_s
     while process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
+    harmless, harm = [], []
+    if moment == "training":
+        harmless, harm = disturb(process, folder, random.Random(f"{seed}-{number}-harmless"))
     found, rest = processes_of(process.pid)
     if process.poll() is not None or target not in (*found, "all"):
         process.wait()
         done = process.returncode == 0
-        return None if done else record(number, moment, target, kind, 0.0, [f"ended early: {log.read_text()[-2000:]}"])
+        early = [f"ended early, after {harmless}: {log.read_text()[-2000:]}"]
+        return None if done else record(number, moment, target, kind, 0.0, [*harm, *early], harmless)
+    if moment == "importing" and not handles_signals(process.pid):
+        moment = PYTHON_STARTS
     steps_left = STEPS - last_step(folder)
     began = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
@@ -225,8 +238,24 @@ def send(folder, number, seed, environ):
         began = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(found["launch"], signal.SIGTERM)
-    everyone = [*found.values(), *rest]
-    seconds, now = time.monotonic() - began, time.monotonic()
+    seconds, left = wait_for_end(process, [*found.values(), *rest], time.monotonic() - began)
+    err = log.read_text(encoding="utf-8")
+    problems = harm + ([] if moment == PYTHON_STARTS else check(target, kind, process.returncode, err, steps_left))
+    if left:
+        problems.append(f"{left} processes were left after {seconds:.0f} s")
+    try:
+        registry.Partition.from_environment(environ).attach(count=64).release()
+    except (registry.RegistryError, registry.DeviceBusyError) as error:
+        problems.append(f"IPUs are held: {error}")
+    return record(number, moment, target, kind, seconds, problems, harmless)
+
+
+def wait_for_end(process, everyone, seconds):
+    """Waits until all processes of a job have ended, and ends those that do not; returns the seconds and their number.
+
+    `seconds` have passed since the signal.
+    """
+    now = time.monotonic()
     while seconds < LIMIT_S and (process.poll() is None or any(map(is_alive, everyone))):
         time.sleep(0.02)
         now, before = time.monotonic(), now
@@ -236,14 +265,40 @@ def send(folder, number, seed, environ):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    problems = check(target, kind, process.returncode, log.read_text(encoding="utf-8"), steps_left)
-    if left:
-        problems.append(f"{len(left)} processes were left after {seconds:.0f} s")
+    return seconds, len(left)
+
+
+def handles_signals(pid):
+    """Whether a process has reached the package: from then on it handles SIGTERM, which Python itself does not."""
     try:
-        registry.Partition.from_environment(environ).attach(count=64).release()
-    except (registry.RegistryError, registry.DeviceBusyError) as error:
-        problems.append(f"IPUs are held: {error}")
-    return record(number, moment, target, kind, seconds, problems)
+        (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+    return bool(int(caught, 16) >> signal.SIGTERM - 1 & 1)
+
+
+def disturb(process, folder, chance):
+    """Sends signals that end nothing, and waits after each until the run has gone on.
+
+    Returns what was sent to which process, and what is wrong.
+    """
+    sent = []
+    for _ in range(HARMLESS_EACH):
+        kind, target = chance.choice(HARMLESS), chance.choice(("launch", "poprun", "leader", "other"))
+        pause_s, (found, _) = chance.uniform(0.02, 0.4), processes_of(process.pid)
+        if process.poll() is not None or target not in found:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[target], kind)
+        if kind == signal.SIGSTOP:
+            pause_and_go_on(process, found[target], pause_s)
+        sent.append(f"{kind.name} to {target}")
+        before, until = last_step(folder), time.monotonic() + LIMIT_S
+        while process.poll() is None and last_step(folder) <= before and time.monotonic() < until:
+            time.sleep(0.005)
+        if process.poll() is None and last_step(folder) <= before:
+            return sent, [f"no progress for {LIMIT_S:.0f} s after {sent[-1]}"]
+    return sent, []
 
 
 def pause_and_go_on(process, pid, seconds):
@@ -276,10 +331,10 @@ def check(target, kind, code, err, steps_left):
     return [f"{text}:\n{err[-1500:]}" for text, fine in checks.items() if not fine]
 
 
-def record(number, moment, target, kind, seconds, problems):
+def record(number, moment, target, kind, seconds, problems, harmless):
     return {
         "number": number, "moment": moment, "target": target, "signal": signal.Signals(kind).name,
-        "seconds": round(seconds, 2), "problems": problems,
+        "seconds": round(seconds, 2), "problems": problems, "harmless": harmless,
     }  # fmt: skip
 
 
@@ -298,8 +353,9 @@ def render(records):
     problems = [problem for each in records for problem in each["problems"]]
     seconds = [each["seconds"] for each in kills]
     lines = [
-        f"{len(kills)} signals in {len(runs)} complete runs: {len(problems)} problems. The job ended "
-        f"{statistics.median(seconds):.1f} s after the signal (at most {max(seconds):.1f} s)."
+        f"{len(kills)} signals that end a job, and {sum(len(each['harmless']) for each in kills)} that do not, in "
+        f"{len(runs)} complete runs: {len(problems)} problems. The job ended {statistics.median(seconds):.1f} s after "
+        f"the signal (at most {max(seconds):.1f} s)."
     ]
     for name in ("moment", "target", "signal"):
         counted = collections.Counter(each[name] for each in kills)

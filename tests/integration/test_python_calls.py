@@ -26,6 +26,10 @@ def test_a_program_trains_several_times_and_goes_on(tmp_path):
     run_program(tmp_path, "calls.py", "examples/table/houses.py", "tests/programs/own/watchers.py")
 
 
+def test_the_graphs_of_past_epochs_are_freed_although_python_sees_too_few_objects_to_collect(tmp_path):
+    run_program(tmp_path, "epochs.py")
+
+
 def test_models_of_every_kind_predict_the_same_from_checkpoint_export_and_python(tmp_path):
     run_program(tmp_path, "predictions.py", "tests/programs/own/kinds.py")
 

@@ -19,7 +19,7 @@ from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import BestWeights, RunResult, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks, stop
+from tf_ipu_dp.training import checks, stop, unused_memory
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
@@ -166,6 +166,7 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
+        unused_memory.give_back()
         per_epoch = self.plan.epochs.updates_per_epoch
         self.epoch = self.step // per_epoch
         self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)

@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -184,7 +185,6 @@ def connect(
             address = b"\0tf_ipu_dp-" + secrets.token_hex(16).encode()
             listener.bind(address)
             listener.listen(count + _BACKLOG)
-            listener.settimeout(_CONNECT_TIMEOUT_S)
         addresses = gather(address.ljust(64, b" "))
         group = None
         if listener and all(each.strip() for each in addresses):
@@ -212,8 +212,9 @@ def _join(rank: int, addresses: Sequence[bytes], listener: socket.socket) -> Gro
         try:
             if rank == 0:
                 os.ftruncate(handle, size)
+            deadline = time.monotonic() + _CONNECT_TIMEOUT_S
             while len(peers) < len(addresses) - 1:
-                peer, index = _accept(listener, addresses[rank])
+                peer, index = _accept(listener, addresses[rank], deadline)
                 peers[index] = peer
                 if rank == 0:
                     peer.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", handle))])
@@ -224,7 +225,7 @@ def _join(rank: int, addresses: Sequence[bytes], listener: socket.socket) -> Gro
             if handle >= 0:
                 os.close(handle)
         for peer in peers.values():
-            peer.settimeout(None)
+            peer.settimeout(None)  # from now on an exchange waits for an instance that is late
     except BaseException:
         for peer in peers.values():
             peer.close()
@@ -232,11 +233,18 @@ def _join(rank: int, addresses: Sequence[bytes], listener: socket.socket) -> Gro
     return Group(rank, peers, memory)
 
 
-def _accept(listener: socket.socket, address: bytes) -> Tuple[socket.socket, int]:
-    """Returns a connection from another instance of the job, and its index. Other processes are turned away."""
+def _accept(listener: socket.socket, address: bytes, deadline: float) -> Tuple[socket.socket, int]:
+    """Returns a connection from another instance of the job, and its index, or raises OSError after the deadline.
+
+    Other processes are turned away: anybody can connect, again and again.
+    """
     while True:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise OSError("not all instances have connected")
+        listener.settimeout(remaining_s)
         peer, _ = listener.accept()
-        peer.settimeout(_CONNECT_TIMEOUT_S)
+        peer.settimeout(remaining_s)
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         if _CREDENTIALS.unpack(credentials)[1] == os.getuid():
             with contextlib.suppress(OSError):

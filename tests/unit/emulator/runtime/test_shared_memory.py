@@ -185,3 +185,32 @@ def test_nobody_uses_shared_memory_if_one_instance_cannot(address, monkeypatch):
         return [*addresses[:1], address.ljust(len(addresses[1])), *addresses[2:]]
 
     assert in_threads(lambda rank: job.connect(rank, replace), range(3)) == [None] * 3
+
+
+def test_who_connects_again_and_again_does_not_keep_instances_waiting_for_one_that_cannot_connect(monkeypatch):
+    monkeypatch.setattr(shared_memory, "_CONNECT_TIMEOUT_S", 0.5)
+    job, is_over = Instances(2), threading.Event()
+    strangers = []
+
+    def connect_until_the_end(address):
+        while not is_over.is_set():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(address)
+                stranger.send(b"hello")
+
+    def begin(addresses):
+        strangers.append(threading.Thread(target=connect_until_the_end, args=(addresses[0].rstrip(),)))
+        strangers[0].start()
+        return addresses
+
+    def look_elsewhere(addresses):
+        return [b"\0tf_ipu_dp-of-another-host".ljust(len(addresses[0])), addresses[1]]
+
+    pool = ThreadPoolExecutor(2)
+    try:
+        waiting = [pool.submit(job.connect, rank, wrap) for rank, wrap in enumerate([begin, look_elsewhere])]
+        assert [future.result(timeout=60) for future in waiting] == [None, None]
+    finally:
+        is_over.set()
+        strangers[0].join()
+        pool.shutdown()
