@@ -19,7 +19,7 @@ from tf_ipu_dp.runs.plan_record import PlanRecord
 from tf_ipu_dp.runs.records import BestWeights, RunResult, StopReason
 from tf_ipu_dp.runs.run_folder import RunFolder
 from tf_ipu_dp.sdk import Sdk
-from tf_ipu_dp.training import checks, stop, unused_memory
+from tf_ipu_dp.training import checks, stop
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
@@ -30,6 +30,7 @@ from tf_ipu_dp.training.reporting import Reporting
 from tf_ipu_dp.training.result import make_result
 from tf_ipu_dp.training.saver import Saver
 from tf_ipu_dp.training.session import TrainingSession
+from tf_ipu_dp.training.unused_memory import UnusedMemory
 from tf_ipu_dp.training.validation import Validation
 
 # Where --log_every is not given, records are at least this far apart: short epochs would spend their time on logging.
@@ -77,6 +78,7 @@ class TrainingLoop:
         self.has_callbacks = bool(callbacks or cfg.callbacks)
         several = self.world.instances > 1
         self.own_callbacks = OwnCallbacks(session.model, callbacks, stops_fit=not several) if callbacks else None
+        self.unused_memory = UnusedMemory()
         self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
         self.step = self.epoch = self.epoch_end = 0
         self.stop: Optional[StopReason] = None
@@ -150,6 +152,7 @@ class TrainingLoop:
             if self.own_callbacks:
                 self.own_callbacks.finish()
             self.meter.stop()
+            self.unused_memory.close()
 
     def _end_epoch_of_callbacks(self) -> None:
         """Tells the user's callbacks, on the leader, that an epoch has ended, with the scores of its validation."""
@@ -166,7 +169,8 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
-        unused_memory.give_back()
+        if self.clock.compiled:
+            self.unused_memory.give_back()
         per_epoch = self.plan.epochs.updates_per_epoch
         self.epoch = self.step // per_epoch
         self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)
