@@ -35,6 +35,7 @@ def numbers_of(output):
         ("keras_mnist", {"weights"}),
         ("own_loop", {"losses", "kernel"}),
         ("regularised", {"logs", "weights"}),
+        ("release_2_6", {"losses", "weights"}),
         ("shared_batch_norm", {"groups_of_1", "groups_of_2", "groups_of_4"}),
         (
             "device_collectives",

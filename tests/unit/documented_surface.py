@@ -92,6 +92,7 @@ _IPU_MODULES = (
     "config cross_replica_optimizer data data.ops data.ops.dataset_ops dataset_benchmark dataset_extractor distributed "
     "distributed.host_collective_ops distributed.popdist_strategy eager eager.backprop gradient_accumulation "
     "gradient_accumulation_optimizer ipu_compiler ipu_estimator ipu_infeed_queue ipu_multi_worker_strategy "
+    "horovod horovod.ipu_horovod_strategy horovod.popdist_strategy keras keras.layers keras.optimizers "
     "ipu_optimizer ipu_outfeed_queue ipu_pipeline_estimator ipu_run_config ipu_session_run_hooks ipu_strategy "
     "keras_extensions loops map_gradient_optimizer ops optimizers scopes serving sharded_optimizer sharding utils "
     "vertex_edsl"
@@ -419,6 +420,23 @@ SIGNATURES: Signatures = {
     },
     "libpvti": {"Tracepoint": "channel, label", "createTraceChannel": "name"},
 }
+# What releases up to 3.0 had under other names. unconfirmed: the parameters of the collectives.
+SIGNATURES[f"{_IPU}.horovod"] = {
+    **dict.fromkeys(("init", "local_rank", "local_size", "rank", "shutdown", "size"), ""),
+    "allgather": "tensor",
+    "allreduce": "tensor, op=None, prescale_factor=1.0, postscale_factor=1.0",
+    "broadcast": "tensor, root_rank, name=None",
+}
+SIGNATURES[f"{_IPU}.horovod.popdist_strategy"] = SIGNATURES[f"{_IPU}.distributed.popdist_strategy"]
+SIGNATURES[f"{_IPU}.keras"] = {"PipelineStage": "stage"}
+SIGNATURES[f"{_IPU}.keras.layers"] = {
+    name: parameters
+    for name, parameters in SIGNATURES[f"{_ADDONS}.keras.layers"].items()
+    if name not in ("CTCLoss", "CTCLoss.call", "ConvertFromF8", "ConvertToF8", "Dense")
+}
+SIGNATURES[f"{_IPU}.keras.optimizers"] = {
+    "GradientAccumulationOptimizer": SIGNATURES["keras.ipu.optimizers"]["GradientAccumulationOptimizer"]
+}
 
 # The methods that Keras models have in the scope of an IPU strategy.
 MODEL_METHODS: Dict[str, str] = {
@@ -492,6 +510,7 @@ _STAGE_ATTRIBUTES = {
 # Properties, and names that are neither functions nor classes with parameters of their own.
 ATTRIBUTES: Dict[str, Dict[str, str]] = {
     f"{_IPU}.eager.backprop": dict.fromkeys(("GradientCaptureContext", "GradientCaptureTape"), "captured_gradients"),
+    f"{_IPU}.horovod": {"Adasum": "", "Average": "", "Sum": ""},
     f"{_IPU}.ipu_infeed_queue": {
         "IPUInfeedQueue": "deleter dequeued initializer number_of_tuple_elements",
         "IPUOwnedIterator": "element_spec",

@@ -1,7 +1,8 @@
 """Which names of the SDK's public API the emulator has: `python -m tf_ipu_dp.emulator.coverage` prints Markdown.
 
-The list of names is the SDK's (releases 3.1 to 3.4). Each is looked up in the code: it is either
-emulated, or refused with a reason. The docstrings of the modules describe the limits of what is emulated.
+The list of names is the SDK's: those of releases 3.1 to 3.4, and the modules that releases up to 3.0 had besides. Each
+is looked up in the code: it is either emulated, or refused with a reason. The docstrings of the modules describe the
+limits of what is emulated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,21 @@ SDK: Dict[str, Tuple[str, ...]] = {
     "tensorflow.python.ipu.distributed": ("allgather", "allreduce", "broadcast"),
     "tensorflow.python.ipu.distributed.host_collective_ops": ("allgather", "allreduce", "broadcast"),
     "tensorflow.python.ipu.distributed.popdist_strategy": ("PopDistStrategy",),
+    "tensorflow.python.ipu.horovod": (
+        "Adasum", "Average", "Sum", "allgather", "allreduce", "broadcast", "init", "local_rank", "local_size", "rank",
+        "shutdown", "size",
+    ),
+    "tensorflow.python.ipu.horovod.ipu_horovod_strategy": ("IPUHorovodStrategy",),
+    "tensorflow.python.ipu.horovod.popdist_strategy": ("PopDistStrategy",),
+    "tensorflow.python.ipu.keras": ("PipelineStage",),
+    "tensorflow.python.ipu.keras.layers": (
+        "AssumeEqualAcrossReplicas", "CTCInferenceLayer", "CTCPredictionsLayer", "Dropout", "EffectiveTransformer",
+        "Embedding", "GRU", "GroupNorm", "GroupNormalization", "InstanceNorm", "InstanceNormalization", "LSTM",
+        "LayerNorm", "LayerNormalization", "PopnnGRU", "PopnnLSTM", "RecomputationCheckpoint", "SerialDense",
+    ),
+    "tensorflow.python.ipu.keras.optimizers": (
+        "CrossReplicaOptimizer", "GradientAccumulationOptimizer", "IpuOptimizer", "MapGradientOptimizer",
+    ),
     "tensorflow.python.ipu.utils": (
         "DeviceConnectionType", "ExecutionProfileType", "IPUConfig", "IpuOptions", "MergeRemoteBuffersBehaviour",
         "SchedulingAlgorithm", "SelectionOrder", "SyntheticDataCategory", "configure_ipu_system",

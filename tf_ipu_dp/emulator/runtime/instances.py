@@ -40,6 +40,11 @@ def count() -> int:
     return len(_confined[-1]) if _confined else _size()
 
 
+def count_on_host() -> int:
+    """Returns how many instances of the job run on this host. They must be connected."""
+    return int(_horovod().local_size()) if _size() > 1 else 1
+
+
 def position() -> int:
     """Returns the index of this instance among them."""
     return sorted(_confined[-1]).index(_instance_index()) if _confined else _instance_index()

@@ -184,6 +184,20 @@ def test_a_loop_in_a_graph_has_variables_feeds_and_training(graph):
 
 
 @in_both_graphs
+def test_the_last_outputs_of_a_graph_need_no_initializer_and_are_no_variables_of_the_program(graph):
+    with graph():
+        last = ipu_outfeed_queue.IPUOutfeedQueue(ipu_outfeed_queue.IPUOutfeedMode.LAST)
+        result = compiled(lambda: loops.repeat(3, lambda value: (value * 2.0, last.enqueue([value, -value])), [1.0]))
+        dequeued = last.dequeue()
+        configure(1)
+        assert v1.global_variables() == []
+        with v1.Session() as session:
+            for _ in range(2):
+                assert session.run(result) == [8.0]
+                assert session.run(dequeued) == [4.0, -4.0]
+
+
+@in_both_graphs
 def test_a_sharded_or_pipelined_graph_runs_on_the_ipus_that_it_takes(graph):
     with graph():
         given = v1.placeholder(tf.float32, [])

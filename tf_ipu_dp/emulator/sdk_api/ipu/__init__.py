@@ -9,7 +9,7 @@ _MODULES = (
     "config", "cross_replica_optimizer", "data", "dataset_benchmark", "dataset_extractor", "eager",
     "gradient_accumulation", "gradient_accumulation_optimizer", "ipu_compiler", "ipu_estimator", "ipu_infeed_queue",
     "ipu_multi_worker_strategy", "ipu_optimizer", "ipu_outfeed_queue", "ipu_pipeline_estimator", "ipu_run_config",
-    "ipu_session_run_hooks", "ipu_strategy", "keras_extensions", "loops", "map_gradient_optimizer", "ops",
+    "ipu_session_run_hooks", "ipu_strategy", "keras", "keras_extensions", "loops", "map_gradient_optimizer", "ops",
     "optimizers", "scopes", "serving", "sharded_optimizer", "sharding", "utils", "vertex_edsl",
 )  # fmt: skip
 _OPS = (

@@ -296,19 +296,32 @@ class _LastStore:
 
     @staticmethod
     def _variable(shape: Any, dtype: Any) -> Any:
-        variable = resource_variable_ops.ResourceVariable(tf.zeros(shape, dtype), trainable=False)
+        # In no collection: a session's program neither initialises nor saves what is not its own.
+        variable = resource_variable_ops.ResourceVariable(tf.zeros(shape, dtype), trainable=False, collections=[])
         replica_handles.keep_on_host(variable)
         return variable
+
+    def _initialised(self) -> List[Any]:
+        """Returns what has to run before the variables are used in a graph of TensorFlow 1."""
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return []
+        variables = [self._count, *self._variables]
+
+        def start() -> Any:
+            return tf.group(*(variable.assign(tf.zeros(variable.shape, variable.dtype)) for variable in variables))
+
+        return [tf.cond(self._count.is_initialized(), tf.no_op, start)]
 
     def enqueue(self, flat: List[Any], for_all: bool) -> Any:
         """Overwrites this replica's structure, or that of all of them."""
         if not self._variables:
             return tf.no_op()
         rows = tf.range(self.layout.count) if for_all else tf.reshape(replicas.index(), [1])
-        written = [
-            variable.scatter_update(tf.IndexedSlices(tf.stack([tensor] * int(rows.shape[0])), rows))
-            for variable, tensor in zip(self._variables, flat)
-        ]
+        with tf.control_dependencies(self._initialised()):
+            written = [
+                variable.scatter_update(tf.IndexedSlices(tf.stack([tensor] * int(rows.shape[0])), rows))
+                for variable, tensor in zip(self._variables, flat)
+            ]
         with tf.control_dependencies(written):
             return tf.group(self._count.assign_add(1))
 

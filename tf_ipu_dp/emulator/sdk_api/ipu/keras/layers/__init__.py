@@ -1,0 +1,43 @@
+"""`tensorflow.python.ipu.keras.layers` of releases up to 3.0: the layers of `ipu_tensorflow_addons`."""
+
+from tf_ipu_dp.emulator.sdk_api.addons.keras.layers import (
+    GRU,
+    LSTM,
+    AssumeEqualAcrossReplicas,
+    CTCInferenceLayer,
+    CTCPredictionsLayer,
+    Dropout,
+    EffectiveTransformer,
+    Embedding,
+    GroupNorm,
+    GroupNormalization,
+    InstanceNorm,
+    InstanceNormalization,
+    LayerNorm,
+    LayerNormalization,
+    PopnnGRU,
+    PopnnLSTM,
+    RecomputationCheckpoint,
+    SerialDense,
+)
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "AssumeEqualAcrossReplicas",
+    "CTCInferenceLayer",
+    "CTCPredictionsLayer",
+    "Dropout",
+    "EffectiveTransformer",
+    "Embedding",
+    "GroupNorm",
+    "GroupNormalization",
+    "InstanceNorm",
+    "InstanceNormalization",
+    "LayerNorm",
+    "LayerNormalization",
+    "PopnnGRU",
+    "PopnnLSTM",
+    "RecomputationCheckpoint",
+    "SerialDense",
+]
