@@ -57,6 +57,7 @@ class OwnModel:
     layers: Tuple[Tuple[str, str], ...]  # name and description of each layer, to compare it with a checkpoint's
     has_norm: bool  # whether it has batch norm, whose moving statistics a pipeline does not keep
     has_own_loss: bool  # whether it comes with a loss, and is not plain classification
+    is_compiled: bool = False  # with an optimizer and a loss that are not used
 
     @property
     def fingerprint(self) -> str:

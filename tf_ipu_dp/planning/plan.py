@@ -137,6 +137,11 @@ def _make_notes(config: TrainConfig, model: ModelPlan, epochs: Epochs) -> Tuple[
             f"{config.model} has batch norm: in a pipeline the SDK does not keep its moving statistics, which makes "
             "validation worse. Use another normalisation where the function's argument norm is 'group'."
         )
+    if own and own.is_compiled:
+        notes.append(
+            f"{config.model} returns a model that is compiled, which has no effect: the optimizer is "
+            f"--optimizer={config.optimizer}, loss and metrics are those of tf_ipu_dp.Task(model, loss=...)."
+        )
     if own and own.has_own_loss and config.label_smoothing:
         notes.append(f"--label_smoothing={config.label_smoothing:g} has no effect: {config.model} has its own loss.")
     if not own and len(model.stages) > 1 and config.norm == "batch":

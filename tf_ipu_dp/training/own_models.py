@@ -45,6 +45,7 @@ class OwnTask:
     task: Task
     gives_probabilities: bool  # of a classification: the output has passed a softmax
     has_masks: bool = False  # layers leave masks on the outputs, like those of sequences of different lengths
+    is_compiled: bool = False  # with an optimizer and a loss that are not used
 
     @property
     def is_classification(self) -> bool:
@@ -86,14 +87,9 @@ def build(reference: str, facts: DatasetInfo, norm: str) -> OwnTask:
             f"--model={reference} returned {what}. It returns a Keras model (tf.keras), or tf_ipu_dp.Task(model, "
             "loss=...)."
         )
-    if getattr(task.model, "_is_compiled", False):
-        raise cli.UsageError(
-            f"--model={reference} returned a model that is compiled, and it is compiled here. Leave compile() out (or "
-            "load it with compile=False): the loss and the metrics are those of tf_ipu_dp.Task(model, loss=...), the "
-            "optimizer is --optimizer."
-        )
     model, kind = _as_functional(task.model, reference, facts)
-    made = OwnTask(model, kind, task, _gives_probabilities(model), has_masks=_has_masks(model, facts))
+    is_compiled = bool(getattr(task.model, "_is_compiled", False))
+    made = OwnTask(model, kind, task, _gives_probabilities(model), _has_masks(model, facts), is_compiled)
     _check_task(made, reference, facts)
     return made
 
@@ -145,6 +141,7 @@ def describe(made: OwnTask, name: str, facts: DatasetInfo, norm: str) -> Archite
         layers=tuple((layer.name, _describe_layer(layer)) for layer in _flatten(model)),
         has_norm=any(isinstance(layer, tf.keras.layers.BatchNormalization) for layer in _flatten(model)),
         has_own_loss=not made.is_classification,
+        is_compiled=made.is_compiled,
     )
     blocks = _whole(model) if made.kind == "subclassed" else _blocks(model)
     return Architecture(name, facts.height, facts.width, facts.channels, facts.classes, norm, blocks, own)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_ipu_dp
 from tf_ipu_dp import cli, user_code
 from tf_ipu_dp.config import train_flags
+from tf_ipu_dp.planning.plan import plan_run
 from tf_ipu_dp.training import own_models
 
 FLOATS = np.random.RandomState(0).normal(size=(20, 3)).astype(np.float32)
@@ -71,12 +72,16 @@ def test_outputs_in_a_dictionary_may_have_the_names_of_their_layers():
     assert sorted(name for name, _ in found.own_model.own.layers) == ["head", "kind", "price"]
 
 
-def test_a_compiled_model_is_refused_because_what_it_was_compiled_with_would_not_be_used():
+def test_a_compiled_model_is_compiled_again_and_the_plan_says_so():
     def build():
         model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
         model.compile("adam", "mse")
-        return model
+        return tf_ipu_dp.Task(model, loss="mae")
 
-    said = refusal(build)
-    assert said.startswith("--model=__main__:model returned a model that is compiled, and it is compiled here. Leave c")
-    assert said.endswith("the optimizer is --optimizer.")
+    model, reference = user_code.register(build, "model"), user_code.register(lambda: DATA, "data")
+    cfg = train_flags.parse([f"--model={model}", f"--dataset={reference}", "--optimizer=sgd", "--micro_batch_size=4"])
+    (note,) = plan_run(cfg, own_models.learn(cfg)).notes
+    assert note == (
+        f"{model} returns a model that is compiled, which has no effect: the optimizer is --optimizer=sgd, loss and "
+        "metrics are those of tf_ipu_dp.Task(model, loss=...)."
+    )

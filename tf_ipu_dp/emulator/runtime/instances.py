@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from tf_ipu_dp.emulator import patches, popdist_variables
-from tf_ipu_dp.emulator.runtime import shared_memory, wait_meter
+from tf_ipu_dp.emulator.runtime import wait_meter
 
 _SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _EXCHANGE = "IPU_EMULATOR_EXCHANGE"  # horovod: no shared memory
@@ -147,7 +147,7 @@ def sum_over_instances(tensors: Sequence[Any], name: str, *, has_gradients: bool
         full_name = f"{name}.{dtype.name}"
 
         def exchange(given: List[Any], memory: Any, full_name: str = full_name) -> Sequence[Any]:
-            if memory is not None and given[0].dtype.name in shared_memory.SUMMED_TYPES:
+            if memory is not None and memory.can_sum(given[0].dtype.name):
                 return _through_memory(lambda *arrays: memory.sum(full_name, arrays), given)
             return horovod.grouped_allreduce(given, op=horovod.Sum, name=full_name, **_options())
 
@@ -228,6 +228,8 @@ def _shared_memory() -> Any:
 
 def _connect_on_host() -> Any:
     import tensorflow as tf
+
+    from tf_ipu_dp.emulator.runtime import shared_memory  # late: it needs numpy
 
     horovod = _horovod()
 

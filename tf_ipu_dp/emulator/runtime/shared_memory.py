@@ -67,6 +67,10 @@ class Group:
                 self._exchange(ticket, given, lambda values, chunk: _sum_all(values, received, chunk))
         return sums
 
+    def can_sum(self, dtype: str) -> bool:
+        """Whether it sums a type of numbers; anything can be gathered and broadcast."""
+        return dtype in SUMMED_TYPES
+
     def gather(self, name: str, array: Any) -> Any:
         """Returns the arrays of all instances, stacked in the order of the instances."""
         array = np.asarray(array, order="C")
