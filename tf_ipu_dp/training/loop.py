@@ -280,6 +280,7 @@ class TrainingLoop:
             return
         self.reporting.phase("saving")
         self.saver.save(self.step)
+        unused_memory.give_back()
         self._write_exchange_times()
         self.reporting.phase("training")
 
