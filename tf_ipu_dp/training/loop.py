@@ -287,6 +287,7 @@ class TrainingLoop:
             return
         self.reporting.phase("saving")
         self.saver.save(self.step)
+        self.unused_memory.give_back()
         self._write_exchange_times()
         self.reporting.phase("training")
 
