@@ -11,7 +11,7 @@ _TRIM_EVERY_S = 10.0  # what is given back has to be asked for again, which take
 
 
 class UnusedMemory:
-    """Of one run, between its epochs.
+    """Of one run, between its epochs and after its checkpoints.
 
     The graphs of an epoch's dataset refer to each other: most of a MiB, but too few objects for Python to collect them
     soon. Until then other memory is spread around them, in the heap of each thread that tf.data has started.
