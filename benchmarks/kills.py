@@ -79,10 +79,15 @@ def restore_signals():
 
 def digest(folder):
     """Returns a digest of the last checkpoint's weights and optimizer state."""
+    (newest,) = sorted((folder / "checkpoints").glob(f"step-{STEPS:08d}"))
+    return digest_of(newest)
+
+
+def digest_of(checkpoint):
+    """Returns a digest of a checkpoint's weights and optimizer state, whatever else TensorFlow writes beside them."""
     import tensorflow as tf
 
-    (newest,) = sorted((folder / "checkpoints").glob(f"step-{STEPS:08d}"))
-    reader = tf.train.load_checkpoint(str(newest / "state"))
+    reader = tf.train.load_checkpoint(str(checkpoint / "state"))
     total = hashlib.sha256()
     for name in sorted(reader.get_variable_to_shape_map()):
         if name.startswith(("model/", "optimizer/")):

@@ -8,7 +8,6 @@ whose last weights must be those of the undisturbed one, bit by bit.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
+
+import kills
 
 from tf_ipu_dp import cli
 from tf_ipu_dp.config import train_flags
@@ -83,8 +84,7 @@ def digest(folder):
     """Returns a digest of the last checkpoint's state, by its manifest."""
     found = checkpoints.Store(folder / "checkpoints", 9, print).newest()
     assert found is not None and found.manifest.step == STEPS
-    data = found.path / "state.data-00000-of-00001"
-    return hashlib.sha256(data.read_bytes()).hexdigest()
+    return kills.digest_of(found.path)
 
 
 def damage(chance, state):

@@ -28,7 +28,8 @@ class TensorBoardSink:
     ) -> None:
         # Event files cannot be truncated to the step of a checkpoint.
         for path in folder.glob(f"**/{_EVENTS}"):
-            path.unlink()
+            if not path.is_dir():  # which somebody else has made
+                path.unlink()
         self._writers = {
             kind: tf.summary.create_file_writer(str(folder / name))
             for kind, name in ((TrainingRecord, _TRAINING), (ValidationRecord, _VALIDATION))

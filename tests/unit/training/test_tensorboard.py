@@ -31,6 +31,12 @@ def curves(folder):
     }
 
 
+def test_a_folder_with_the_name_of_an_event_file_is_left_alone(tmp_path):
+    (tmp_path / "train" / "events.out.tfevents.1.host").mkdir(parents=True)
+    TensorBoardSink(tmp_path, CONFIG, []).close()
+    assert (tmp_path / "train" / "events.out.tfevents.1.host").is_dir()
+
+
 def test_training_and_validation_share_their_charts_and_all_ipus_are_one(tmp_path):
     sink = TensorBoardSink(tmp_path, CONFIG, [])
     sink.write(RECORD)
