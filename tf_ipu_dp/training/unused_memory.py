@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Callable
 
-_TRIM_EVERY_S = 10.0  # what is given back has to be asked for again, which takes longer than short epochs may
+_TRIM_EVERY_S = 2.0  # asking for it again takes some milliseconds, too long for epochs that are shorter than this
 
 
 class UnusedMemory:

@@ -25,6 +25,7 @@ import struct
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -186,19 +187,27 @@ def connect(
         listener, address = None, b""
         if sys.platform == "linux" and hasattr(os, "memfd_create"):
             listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            address = b"\0tf_ipu_dp-" + secrets.token_hex(16).encode()
+            address = _address_of_host() + secrets.token_hex(16).encode()
             listener.bind(address)
             listener.listen(count + _BACKLOG)
         addresses = gather(address.ljust(64, b" "))
         group = None
-        if listener and all(each.strip() for each in addresses):
-            with contextlib.suppress(OSError):  # another host, or a limit of open files: then without shared memory
+        if listener and all(each.startswith(_address_of_host()) for each in addresses):
+            with contextlib.suppress(OSError):  # a limit of open files, for example: then without shared memory
                 group = _join(rank, [each.rstrip(b" ") for each in addresses], listener)
         if all_of(group is not None):
             return group
         if group:
             group.close()
         return None
+
+
+def _address_of_host() -> bytes:
+    """Returns what the addresses of this host begin with. Who waits for a connection from another one waits in vain."""
+    start = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    network = os.stat("/proc/self/ns/net")  # noqa: PTH116 - of the namespace that the link leads to
+    host = hashlib.blake2b(start + b"%d.%d" % (network.st_dev, network.st_ino), digest_size=8)
+    return b"\0tf_ipu_dp-" + host.hexdigest().encode()
 
 
 def _join(rank: int, addresses: Sequence[bytes], listener: socket.socket) -> Group:
