@@ -154,4 +154,4 @@ def test_a_link_emulator_that_dies_ends_the_measurement_and_is_named(start_comma
     text = " ".join(out.split())
     assert "The link emulator ended with code -9: the hosts cannot reach each other." in text
     found = results.read(tmp_path / "m")
-    assert len(found.series[0].seconds) == 500 and found.description.facts["link emulator"].endswith("% of a core")
+    assert len(found.series[0].seconds) == 500  # how busy the emulator was is read after that: it may have died before
