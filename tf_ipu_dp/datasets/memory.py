@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,8 @@ def _without_autograph(function: _Function) -> _Function:
 
 class IndexedSplit:
     """A split whose samples are gathered by their numbers, so that their order is exact on any layout."""
+
+    epochs_per_dataset: ClassVar[int] = sys.maxsize  # their order is computed when an epoch begins
 
     def make_training(
         self, shard: TrainingShard, seed: int, augment: str, normalise: Any, threads: Dict[str, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from typing import Any, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ _SHUFFLED_SAMPLES = 2048
 @dataclasses.dataclass(frozen=True)
 class StreamSplit:
     """A tf.data dataset of single samples (inputs, targets), or with weights as a third member, of known length."""
+
+    epochs_per_dataset: ClassVar[int] = 1  # each one is a part of the graph
 
     dataset: Any
     samples: int

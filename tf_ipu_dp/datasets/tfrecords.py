@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,8 @@ _SHUFFLED_RECORDS = 2048
 @dataclasses.dataclass(frozen=True)
 class TFRecordSplit:
     """A split in the files of tensorflow-datasets."""
+
+    epochs_per_dataset: ClassVar[int] = sys.maxsize  # their order is computed when an epoch begins
 
     splits: Any  # of the set: read by slices like train[10:20]
     split: str

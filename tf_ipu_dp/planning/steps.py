@@ -59,6 +59,17 @@ class Epochs:
         """Number of epochs, the last of which may be partial."""
         return self.full_epochs + bool(self.last_epoch_updates)
 
+    def end_of_fit(self, first_update: int, most_epochs: int) -> int:
+        """Returns the update before which a call of `fit` ends that begins with one.
+
+        It makes the rest of an epoch, whole epochs or the partial last one: all its epochs have the same length.
+        """
+        begun = first_update % self.updates_per_epoch
+        if begun:
+            return min(first_update - begun + self.updates_per_epoch, self.updates)
+        whole = min((self.updates - first_update) // self.updates_per_epoch, most_epochs)
+        return first_update + whole * self.updates_per_epoch if whole else self.updates
+
     @property
     def executions_per_epoch(self) -> int:
         """Executions of a full epoch; where there is none, of the partial one."""

@@ -26,15 +26,20 @@ class Execution:
         return self.ended_s - self.began_s
 
 
-class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls `after` once per execution; fit stops when it returns False."""
+class TrainingCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function after each execution and one after each epoch; fit stops when one of them returns False."""
 
     # Keras keeps the logs for such a callback on the host, without a copy per batch.
     _supports_tf_logs = False
 
-    def __init__(self, after: Callable[[Execution], bool], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        after_execution: Callable[[Execution], bool],
+        after_epoch: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         super().__init__()
-        self._after = after
+        self._after_execution, self._after_epoch = after_execution, after_epoch
         self._clock = clock
         self._idle_since = clock()
         self._began: Optional[float] = None
@@ -51,8 +56,13 @@ class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
         values = {name: float(value) for name, value in (logs or {}).items()}
         execution = Execution(began, now, began - self._idle_since, values)
         self._idle_since, self._began = now, None
-        if not self._after(execution):
+        if not self._after_execution(execution):
             self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._after_epoch():
+            self.model.stop_training = True
+        self.restart_idle_time()
 
     def restart_idle_time(self) -> None:
         """Excludes the time since the last execution from the idle time of the next one."""
@@ -60,7 +70,7 @@ class AfterExecution(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class OwnCallbacks(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls the user's Keras callbacks for a run as for one `fit`, although each epoch is a call of its own.
+    """Calls the user's Keras callbacks for a run as for one `fit`, although a run may be several calls of it.
 
     A batch is one execution, numbered as the SDK does: by its last micro batch. An epoch ends after its validation,
     whose scores are in the logs as val_loss, val_accuracy and so on. With several instances a callback that sets

@@ -15,7 +15,7 @@ from tf_ipu_dp.planning.plan import RunPlan
 from tf_ipu_dp.runs.json_files import plain
 from tf_ipu_dp.sdk import Sdk
 from tf_ipu_dp.training.console import make_console, make_result_console
-from tf_ipu_dp.training.executions import AfterExecution, Execution
+from tf_ipu_dp.training.executions import Execution, TrainingCallback
 from tf_ipu_dp.training.run import attach_session, leader_reports_first
 from tf_ipu_dp.training.session import TrainingSession
 
@@ -71,6 +71,8 @@ def _measure_model(session: TrainingSession, plan: RunPlan, dataset: object) -> 
         return max(seconds for (seconds,) in session.world.gather_numbers([sum(times[1:])])) < _MEASURED_S
 
     steps = _MAX_EXECUTIONS * plan.keras.steps_per_execution * plan.topology.local_replicas
-    session.model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[AfterExecution(should_continue)], verbose=0)
+    session.model.fit(
+        dataset, epochs=1, steps_per_epoch=steps, callbacks=[TrainingCallback(should_continue)], verbose=0
+    )
     samples = plan.batch.global_batch_size // plan.topology.instances * plan.epochs.device_iterations
     return samples * len(times[1:]) / sum(times[1:]) if times[1:] else math.nan

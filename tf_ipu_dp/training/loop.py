@@ -23,7 +23,7 @@ from tf_ipu_dp.training import checks, stop
 from tf_ipu_dp.training.clock import RunClock
 from tf_ipu_dp.training.console import Console
 from tf_ipu_dp.training.executable_cache import ExecutableCache
-from tf_ipu_dp.training.executions import AfterExecution, Execution, OwnCallbacks
+from tf_ipu_dp.training.executions import Execution, OwnCallbacks, TrainingCallback
 from tf_ipu_dp.training.export import export_model, render_export
 from tf_ipu_dp.training.meters import RunMeter
 from tf_ipu_dp.training.reporting import Reporting
@@ -80,7 +80,7 @@ class TrainingLoop:
         self.own_callbacks = OwnCallbacks(session.model, callbacks, stops_fit=not several) if callbacks else None
         self.unused_memory = UnusedMemory()
         self.compiling = contextlib.ExitStack()  # shows the time until the first execution is done
-        self.step = self.epoch = self.epoch_end = 0
+        self.step = self.epoch = self.epoch_end = self.fit_end = 0
         self.stop: Optional[StopReason] = None
         self.stop_signal = 0  # received by any instance
         self.logged_step, self.logged_at_s = 0, -math.inf
@@ -141,11 +141,7 @@ class TrainingLoop:
             if resumed and self.validation.is_missing(self.step, at_end_of_epoch=self._at_end_of_epoch()):
                 self._validate()
             while self.step < self.plan.epochs.updates and not self.stop:
-                self._train_epoch()
-                if not self.stop and self._at_end_of_epoch():
-                    self._validate()
-                if self.has_callbacks:
-                    self._end_epoch_of_callbacks()
+                self._fit()
             if self.stop:
                 self._save()
         finally:
@@ -167,37 +163,56 @@ class TrainingLoop:
     def _callback_stops(self) -> bool:
         return self.own_callbacks is not None and self.own_callbacks.has_stopped
 
-    def _train_epoch(self) -> None:
-        """Calls fit for the rest of the epoch; Keras calls `_after_execution` after each execution."""
-        if self.clock.compiled:
-            self.unused_memory.give_back()
-        per_epoch = self.plan.epochs.updates_per_epoch
-        self.epoch = self.step // per_epoch
-        self.epoch_end = min((self.epoch + 1) * per_epoch, self.plan.epochs.updates)
+    def _fit(self) -> None:
+        """Calls fit once, for the rest of an epoch or for whole epochs; Keras calls the methods below.
+
+        All epochs of a call read one dataset, so its pipeline is started once and reads ahead during validations.
+        """
+        self.fit_end = self.plan.epochs.end_of_fit(self.step, self.session.source.train.epochs_per_dataset)
+        dataset = self.session.make_training(self.step, self.fit_end)
+        self.callback = TrainingCallback(self._after_execution, self._after_epoch)
+        self._begin_epoch()
         micro_batches_per_update = self.plan.batch.accumulation * self.plan.topology.local_replicas
-        dataset = self.session.make_training(self.step, self.epoch_end)
-        self.callback = AfterExecution(self._after_execution)
-        self.meter.start_epoch(self.step)
-        compiled = self.clock.compiled
-        self.reporting.phase("training" if compiled else "compiling", self.step, watched=compiled)
-        if compiled:
-            self._start_bar()
-        else:
-            self.compiling.enter_context(self.console.waiting("compiling"))
-        self.clock.start_epoch()
         try:
             self.session.model.fit(
                 dataset,
                 callbacks=[self.callback, *([self.own_callbacks] if self.own_callbacks else [])],
-                epochs=self.epoch + 1,
+                epochs=-(-self.fit_end // self.plan.epochs.updates_per_epoch),
                 initial_epoch=self.epoch,
                 steps_per_epoch=(self.epoch_end - self.step) * micro_batches_per_update,
                 verbose=0,
             )
         finally:
-            self.clock.end_epoch()
             self.compiling.close()
             self.console.end_epoch()
+
+    def _begin_epoch(self) -> None:
+        per_epoch = self.plan.epochs.updates_per_epoch
+        self.epoch = self.step // per_epoch
+        self.epoch_end = min((self.epoch + 1) * per_epoch, self.fit_end)
+        self.meter.start_epoch(self.step)
+        compiled = self.clock.compiled
+        self.reporting.phase("training" if compiled else "compiling", self.step, watched=compiled)
+        if compiled:
+            self.unused_memory.give_back()
+            self._start_bar()
+        else:
+            self.compiling.enter_context(self.console.waiting("compiling"))
+        self.clock.start_epoch()
+
+    def _after_epoch(self) -> bool:
+        """Validates after an epoch, and begins the next one of a call of fit. Returns whether to continue."""
+        self.clock.end_epoch()
+        self.compiling.close()
+        self.console.end_epoch()
+        if not self.stop and self._at_end_of_epoch():
+            self._validate()
+        if self.has_callbacks:
+            self._end_epoch_of_callbacks()
+        if self.stop or self.step >= self.fit_end:
+            return False
+        self._begin_epoch()
+        return True
 
     def _after_execution(self, execution: Execution) -> bool:
         """Records, checks and saves what is due after an execution. Returns whether to continue."""

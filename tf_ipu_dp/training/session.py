@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -114,16 +115,9 @@ class TrainingSession:
         `progress` is called after every execution.
         """
         run, instance = self.plan, self.world.instance
-        dataset = sources.make_validation(
-            self.source,
-            run,
-            instance=instance,
-            eight_bit_io=self.cfg.eight_bit_io,
-            prefetch=self.cfg.prefetch,
-            dtype=input_dtype(run.recipe.precision),
-        )
         after = tf.keras.callbacks.LambdaCallback()
         after.on_predict_batch_end = lambda batch, logs=None: progress()
+        dataset = self._validation
         outputs = self.evaluator.predict(dataset, steps=run.keras.validation_steps, verbose=0, callbacks=[after])
         labels = sources.targets_of_validation(self.source, run, instance)
         weights = sources.weights_of_validation(self.source, run, instance)
@@ -141,6 +135,18 @@ class TrainingSession:
         )
         loss, top1, top5 = (total / count for total in totals)
         return records.Scores(int(count), records.finite(loss), top1, top5)
+
+    @functools.cached_property
+    def _validation(self) -> Any:
+        """This instance's part of the validation samples, as a dataset for `predict`."""
+        return sources.make_validation(
+            self.source,
+            self.plan,
+            instance=self.world.instance,
+            eight_bit_io=self.cfg.eight_bit_io,
+            prefetch=self.cfg.prefetch,
+            dtype=input_dtype(self.plan.recipe.precision),
+        )
 
     def _masks(self, dataset: Any, targets: Any) -> Optional[List[Any]]:
         """Returns the masks that layers leave on the outputs for the validation samples; None if there are none.

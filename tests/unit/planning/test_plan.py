@@ -202,6 +202,18 @@ def test_fewer_steps_than_an_epoch_are_one_short_epoch():
     )
 
 
+@given(st.integers(1, 50), st.integers(0, 20), st.integers(0, 49), st.integers(0, 1000), st.integers(1, 30))
+def test_calls_of_fit_cover_a_run_in_epochs_of_one_length_each(per_epoch, full, last, first, most_epochs):
+    epochs = steps.Epochs(per_epoch, 0, 1, full, min(last, per_epoch - 1))
+    while first < epochs.updates:
+        end = epochs.end_of_fit(first, most_epochs)
+        lengths = {min((epoch + 1) * per_epoch, end) - max(epoch * per_epoch, first)
+                   for epoch in range(first // per_epoch, -(-end // per_epoch))}  # fmt: skip
+        assert first < end <= epochs.updates and len(lengths) == 1
+        assert -(-end // per_epoch) - first // per_epoch <= most_epochs
+        first = end
+
+
 def test_samples_that_do_not_fill_a_batch_are_counted():
     run = plan_words("--micro_batch_size=3000")
     assert (run.epochs.updates_per_epoch, run.epochs.dropped_samples_per_epoch) == (2, 2192)

@@ -38,7 +38,9 @@ def test_a_metric_that_is_no_mean_is_the_one_since_the_beginning():
 def test_a_callback_tells_executions_apart_from_what_lies_between_them():
     ticks = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
     seen = []
-    callback = executions.AfterExecution(lambda done: not seen.append(done) and len(seen) < 2, lambda: next(ticks))
+    callback = executions.TrainingCallback(
+        lambda done: not seen.append(done) and len(seen) < 2, clock=lambda: next(ticks)
+    )
     callback.set_model(tf.keras.Sequential())
     callback.on_train_begin()
     callback.on_train_batch_begin(0)
