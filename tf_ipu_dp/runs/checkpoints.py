@@ -69,20 +69,47 @@ class Store:
         A good checkpoint of the same step is kept and nothing is written. If the disk is full, nothing half-written
         stays and the error names the checkpoint to resume from.
         """
+        return self.begin(manifest, write)()
+
+    def begin(self, manifest: Manifest, write: Callable[[Path], None]) -> Callable[[], Checkpoint]:
+        """Does the part of `save` that needs the state. The caller has to call the result, which does the rest.
+
+        The rest waits for the disk most of the time. It may be done in another thread, while the state changes. Until
+        then there is no checkpoint, and other writers wait.
+        """
         path = self.folder / folder_name(manifest.step)
-        try:
+        temporary = self._temporary(path.name)
+        with self._errors_of(manifest.step):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._exclusive(wait=True):
-                saved = self._open_if_good(path) or self._write(path, manifest, write)
+            with contextlib.ExitStack() as entered:
+                entered.enter_context(self._exclusive(wait=True))
+                good = self._open_if_good(path)
+                if good is None:
+                    entered.callback(shutil.rmtree, temporary, ignore_errors=True)
+                    temporary.mkdir()
+                    write(_prefix(temporary))
+                until_saved = entered.pop_all()
+
+        def finish() -> Checkpoint:
+            with self._errors_of(manifest.step), until_saved:
+                saved = good or self._make_durable(temporary, path, manifest)
                 older = [other for other in self._paths() if _step_of(other) < manifest.step]
                 self._remove(older[self._keep - 1 :])
                 return saved
+
+        return finish
+
+    @contextlib.contextmanager
+    def _errors_of(self, step: int) -> Iterator[None]:
+        """Raises CheckpointError for what may go wrong while the checkpoint of a step is written."""
+        try:
+            yield
         except Exception as error:
             # TensorFlow raises its own errors for a full disk and the like; all of them have an error code.
             if not isinstance(error, OSError) and not hasattr(error, "error_code"):
                 raise
             raise CheckpointError(
-                f"The checkpoint of step {manifest.step:,} cannot be written to {self.folder} ({_reason(error)}); "
+                f"The checkpoint of step {step:,} cannot be written to {self.folder} ({_reason(error)}); "
                 f"{self._last_good()}."
             ) from error
 
@@ -150,23 +177,16 @@ class Store:
         except _DamageError:
             return None
 
-    def _write(self, path: Path, manifest: Manifest, write: Callable[[Path], None]) -> Checkpoint:
-        temporary = self._temporary(path.name)
-        try:
-            temporary.mkdir()
-            write(_prefix(temporary))
-            files = {
-                entry.relative_to(temporary).as_posix(): entry for entry in temporary.rglob("*") if entry.is_file()
-            }
-            manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
-            safe_files.sync_tree(temporary)
-            safe_files.write_durably(temporary / _MANIFEST, _seal(manifest.to_json()))
-            if path.exists():  # damaged
-                self._remove([path])
-            temporary.rename(path)
-            safe_files.sync(self.folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    def _make_durable(self, written: Path, path: Path, manifest: Manifest) -> Checkpoint:
+        """Makes a checkpoint of a folder with a written state."""
+        files = {entry.relative_to(written).as_posix(): entry for entry in written.rglob("*") if entry.is_file()}
+        manifest = dataclasses.replace(manifest, files={name: _measure(entry) for name, entry in files.items()})
+        safe_files.sync_tree(written)
+        safe_files.write_durably(written / _MANIFEST, _seal(manifest.to_json()))
+        if path.exists():  # damaged
+            self._remove([path])
+        written.rename(path)
+        safe_files.sync(self.folder)
         return Checkpoint(path, manifest)
 
     def _remove(self, paths: Iterable[Path]) -> None:

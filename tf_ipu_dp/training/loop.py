@@ -115,7 +115,8 @@ class TrainingLoop:
         found = checks.find_checkpoint(self.store, self.cfg, self.plan, self.session.variables(), self.world)
         if found:
             self.session.restore(found, whole=True)
-            self.step = self.saver.saved_step = self.logged_step = found.manifest.step
+            self.step = self.logged_step = found.manifest.step
+            self.saver.resume_at(self.step)
             self.exchange.resume_at(self.step)
             self.console.info(f"Resuming from step {self.step:,} ({found.path})")
             for sentence in checks.changed_code(found, self.cfg):
@@ -144,6 +145,7 @@ class TrainingLoop:
                 self._fit()
             if self.stop:
                 self._save()
+            self.saver.finish()
         finally:
             if self.own_callbacks:
                 self.own_callbacks.finish()
@@ -255,6 +257,10 @@ class TrainingLoop:
                 self._compare_weights()
             if saves or self.stop:
                 self._save()
+            if self.stop or self.step >= self.plan.epochs.updates:
+                self.saver.finish()  # its time belongs to the run
+            else:
+                self.saver.check()
         return not self.stop
 
     def _exchange(self, execution: Execution, means: Sequence[float], saves: bool) -> Optional[stop.Exchange]:
@@ -351,9 +357,11 @@ class TrainingLoop:
     def _compare_weights(self) -> None:
         difference = checks.compare_weights(self.session.model.weights, self.world)
         if difference is not None:
+            self.saver.finish()
             self.stop = stop.weights_differ(difference, self.step, self.saver.last_saved, self.resume_command)
 
     def _stop_not_finite(self, what: str) -> None:
+        self.saver.finish()
         before = min(self.exchange.step_before, self.step - self.plan.epochs.device_iterations)
         rate = self.plan.recipe.learning_rate
         self.stop = stop.not_finite(

@@ -376,6 +376,39 @@ def test_a_refused_write_is_one_sentence_and_leaves_the_last_good_checkpoint_and
     assert not leftovers(store)
 
 
+def test_a_checkpoint_that_was_begun_is_none_until_it_is_finished_and_other_writers_wait(tmp_path):
+    store, heard = make_store(tmp_path, 3, [8])
+    finish = store.begin(manifest(16), write_state(b"16"))
+    other = checkpoints.Store(store.folder, 3, heard)
+    assert other.newest().manifest.step == 8
+    assert len(leftovers(other)) == 1  # of a living writer: not removed
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        safe_files.lock_file(store.folder / ".lock", wait=False)
+    assert finish() == other.newest()
+    assert other.newest().prefix.with_suffix(".index").read_bytes() == b"index of 16"
+    assert not leftovers(store)
+    other.save(manifest(24), write_state(b"24"))
+    assert not heard
+
+
+def test_a_disk_that_is_full_only_when_a_checkpoint_is_finished_is_told_in_the_same_way(tmp_path, monkeypatch):
+    store, _ = make_store(tmp_path, 3, [8])
+    finish = store.begin(manifest(16), write_state(b"16"))
+
+    def refuse(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(safe_files, "sync_tree", refuse)
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"No space left on device.*the last good one is step-00000008"
+    ):
+        finish()
+    monkeypatch.undo()
+    assert not leftovers(store)
+    store.save(manifest(16), write_state(b"16"))
+    assert store.steps() == [8, 16]
+
+
 def test_a_mistake_in_the_program_is_not_told_as_a_full_disk_and_leaves_no_rest(tmp_path):
     store, _ = make_store(tmp_path, 3, [8])
     for error in (TypeError("wrong"), KeyboardInterrupt()):
