@@ -174,7 +174,7 @@ def test_collectives_keep_types_sets_and_order_and_know_how_long_they_wait(popru
 
 
 EXCHANGES = """
-import sys, time
+import os, sys, time
 import popdist, popdist.tensorflow, tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu import distributed
@@ -205,6 +205,8 @@ model.fit(data, steps_per_epoch=16, verbose=0)
 made, seconds = instances.exchange_times()
 assert made == len(seconds) == 8, made  # two local replicas
 assert instances.uses_shared_memory()
+is_idle = [os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in instances._horovod_threads]
+assert is_idle and set(is_idle) == {instances.uses_shared_memory()}
 # The last to arrive does not wait. On a busy machine that may be the other one now and then.
 everyone = distributed.allgather(tf.constant(seconds)).numpy()
 assert sum(everyone[late] < everyone[1 - late]) > 4 and everyone[1 - late].max() > 0.1, everyone

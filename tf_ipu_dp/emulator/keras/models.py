@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import threading
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -375,6 +375,7 @@ class _limit_execution:  # noqa: N801
     def __init__(self, model: Any, steps: int) -> None:
         self._model, self._steps, self._before = model, steps, steps_per_execution(model)
         self._host: Any = ipu_infeed_queue.on_host()
+        self._iterators_before = list(execution.in_use)  # of a loop whose callback runs this one
 
     def __enter__(self) -> None:
         ipu_config.configured_system().attach()
@@ -391,17 +392,17 @@ class _limit_execution:  # noqa: N801
         self._host.__exit__(*raised)
         if self._before > self._steps:
             self._model._steps_per_execution.assign(self._before)
-        _delete_iterators()
+        _delete_iterators(self._iterators_before)
 
 
-def _delete_iterators() -> None:
-    """Deletes iterators in the background: tf.data may take seconds for it, waiting for its own threads.
+def _delete_iterators(kept: Sequence[Any]) -> None:
+    """Deletes all iterators but some in the background: tf.data may take seconds for it, waiting for its own threads.
 
     Python waits for the thread at exit: TensorFlow crashes if it is unloaded while it deletes an iterator.
     """
-    iterators = list(execution.in_use)
-    execution.in_use.clear()
-    threading.Thread(target=iterators.clear, daemon=False).start()
+    unused = [each for each in execution.in_use if not any(each is other for other in kept)]
+    execution.in_use[:] = kept
+    threading.Thread(target=unused.clear, daemon=False).start()
 
 
 def _bind(name: str, model: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_ipu_dp.emulator.keras import model_options
+from tf_ipu_dp.emulator.runtime import execution
 from tf_ipu_dp.emulator.sdk_api.ipu import config as ipu_config
 from tf_ipu_dp.emulator.sdk_api.ipu import ipu_strategy
 from tf_ipu_dp.emulator.sdk_api.ipu.ops import cross_replica_ops
@@ -293,6 +294,21 @@ def refuse(scope, error, match, *, ipus=2, accumulation=1, run=None, **compile_a
         model.set_gradient_accumulation_options(accumulation)
         with pytest.raises(error, match=match):
             (run or (lambda model: model.fit(dataset(), verbose=0)))(model)
+
+
+def test_a_prediction_in_a_callback_leaves_the_iterator_of_fit_to_the_end_of_fit(scope):
+    """Else `fit` itself would delete it, and wait for seconds for the threads of tf.data."""
+    found = []
+
+    def predict(epoch, logs):
+        training = list(execution.in_use)
+        model.predict(X, batch_size=MICRO)
+        found.append(len(training) == 1 and execution.in_use[0] is training[0])
+
+    with scope(2).scope():
+        model = compile_model(make_model())
+        model.fit(dataset(), epochs=2, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_end=predict)])
+    assert found == [True, True] and not execution.in_use
 
 
 def test_steps_that_are_no_multiple_of_the_execution_are_a_value_error(scope):
