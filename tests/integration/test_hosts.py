@@ -235,7 +235,7 @@ def test_a_host_that_sends_a_message_that_cannot_be_read_is_lost(frame):
     shell = ["sh", "-c", f"{hello}; grep -m1 -q job; {answer}; exec cat >/dev/null"]
     remote = remote_host.RemoteHost("there", shell, None, events)
     remote.wait_until_ready()
-    remote.assign(host_job.HostJob(["true"], "/", {}, {0: {}}, numa=False))
+    remote.assign(host_job.HostJob(["true"], "/", {}, {0: {}}, pins=False))
     remote.prepare()
     what, (host, reason) = events.next(60)
     remote.close(0.0, terminate=False)

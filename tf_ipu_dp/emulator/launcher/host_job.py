@@ -25,7 +25,7 @@ class HostJob:
     directory: str
     environ: Mapping[str, str]  # of all instances, added to the host's own
     instances: Mapping[int, Mapping[str, str]]  # by index, with the variables of each
-    numa: bool
+    pins: bool  # whether each instance is pinned to cores of its own
     server: Optional[Tuple[str, int]] = None  # the rendezvous server
     own_name: str = ""  # a host name to set for the job, if two hosts have the same one
     ipus: int = 0  # to reserve for the whole job; 0 for none
@@ -40,7 +40,8 @@ class HostJob:
                 partition = registry.Partition.from_environment({**environ, **self.environ})
                 block = partition.reserve(self.ipus, self.name)
         reserved = {registry.BLOCK: registry.render_block(block) if block else ""}
-        places = placement.place(placement.read_nodes(self.numa), len(self.instances))
+        divide = placement.place if self.pins else placement.place_anywhere
+        places = divide(placement.read_nodes(), len(self.instances))
         return {
             index: processes.Command(
                 self.program,

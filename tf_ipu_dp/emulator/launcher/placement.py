@@ -1,7 +1,8 @@
 """Which cores the instances of a host use. Standard library only.
 
-On a machine with several NUMA nodes an instance is pinned to its node, where its memory is. On one node nothing is
-pinned, because the scheduler does better; only the numbers of threads are divided.
+Each instance is pinned to cores of its own, on one NUMA node if possible, where its memory is. They wait for each other
+after every update, and the scheduler would now and then wake two of them on one core while another one is idle. If
+there are more instances than cores, those of a node share it.
 """
 
 from __future__ import annotations
@@ -30,24 +31,43 @@ class Place:
 def place(nodes: Sequence[Sequence[int]], instances: int) -> List[Place]:
     """Divides the nodes' cores between the instances: consecutive ones share a node, and every core is used."""
     filled = [tuple(node) for node in nodes if node]
-    if len(filled) < 2:
-        cores = sum(map(len, filled))
-        return [Place(max(cores // instances, 1), None)] * instances
     if instances <= len(filled):
         bounds = [number * len(filled) // instances for number in range(instances + 1)]
         own = [sum(filled[first:last], ()) for first, last in zip(bounds, bounds[1:])]
         return [Place(len(cpus), cpus) for cpus in own]
     homes = [number * len(filled) // instances for number in range(instances)]
-    return [Place(max(len(filled[home]) // homes.count(home), 1), filled[home]) for home in homes]
+    return [own for home, node in enumerate(filled) for own in _divide(node, homes.count(home))]
 
 
-def read_nodes(numa: bool = True) -> List[List[int]]:
-    """Returns the cores of each NUMA node that this process may use; with `numa` off, all of them as one node."""
+def place_anywhere(nodes: Sequence[Sequence[int]], instances: int) -> List[Place]:
+    """Divides the threads between the instances, none of which is pinned."""
+    return [Place(max(sum(map(len, nodes)) // instances, 1), None)] * instances
+
+
+def _divide(node: Sequence[int], instances: int) -> List[Place]:
+    threads = len(node) // instances
+    if not threads:
+        return [Place(1, tuple(node))] * instances
+    bounds = [number * len(node) // instances for number in range(instances + 1)]
+    return [Place(threads, tuple(node[first:last])) for first, last in zip(bounds, bounds[1:])]
+
+
+def read_nodes() -> List[List[int]]:
+    """Returns the cores of each NUMA node that this process may use; the threads of a physical core stand together."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"), key=_number) if numa else []
-    nodes = [sorted(allowed.intersection(parse_cpus(path.read_text()))) for path in lists]
+    lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"), key=_number)
+    nodes = [allowed.intersection(parse_cpus(path.read_text())) for path in lists]
     known = {cpu for node in nodes for cpu in node}
-    return nodes if known == allowed else [sorted(allowed)]
+    return [sorted(node, key=_physical_core) for node in (nodes if known == allowed else [allowed])]
+
+
+def _physical_core(cpu: int) -> Tuple[int, int]:
+    """Returns the first thread of the core that this one belongs to, and this one."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return min(parse_cpus(path.read_text()), default=cpu), cpu
+    except OSError:
+        return cpu, cpu
 
 
 def parse_cpus(text: str) -> List[int]:

@@ -50,7 +50,10 @@ OPTIONS: Dict[str, Tuple[Option, ...]] = {
             "Python at the same places.",
         ),
         Option("host-subnet", "CIDR", "The network between the instances, like 10.1.0.0/16."),
-        Option("process-placement", "spreadnuma|disabled", "Pins each instance to a NUMA node. Default: spreadnuma."),
+        Option(
+            "process-placement", "spreadnuma|disabled",
+            "Pins each instance to cores of its own, on one NUMA node if possible. Default: spreadnuma.",
+        ),
         Option("numa-aware", None, "The older form of --process-placement."),
         Option(
             "mpi-local-args", "ARGS",

@@ -247,14 +247,14 @@ def _make_host_job(
         instance: {**job.variables(instance), "IPUOF_VIPU_API_GCD_ID": str(instance)}
         for instance in job.instances_on(host)
     }
-    numa = options.text("process-placement", "spreadnuma") != "disabled" and options.is_on("numa-aware") is not False
+    pins = options.text("process-placement", "spreadnuma") != "disabled" and options.is_on("numa-aware") is not False
     ipus = 0 if options.is_on("offline-mode") else job.ipus
     return HostJob(
         list(options.program),
         str(Path.cwd()),
         given,
         instances,
-        numa,
+        pins,
         ipus=ipus,
         name=job.name,
         stall_timeout_s=stall_timeout_s,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,25 +22,29 @@ def make_nodes(sizes):
 
 
 @given(NODES, st.integers(1, 40))
-def test_every_core_is_used_and_no_instance_spans_nodes_without_need(sizes, instances):
+def test_every_core_is_used_by_one_instance_and_none_spans_nodes_without_need(sizes, instances):
     nodes = make_nodes(sizes)
     places = placement.place(nodes, instances)
-    assert len(places) == instances and all(place.threads >= 1 for place in places)
-    if len(nodes) == 1:
-        assert all(place.cpus is None for place in places)
-        assert places[0].threads == max(sizes[0] // instances, 1)
-        return
+    assert len(places) == instances and all(1 <= place.threads <= len(place.cpus) for place in places)
     assert {cpu for place in places for cpu in place.cpus} == set(range(sum(sizes)))
     homes = [[number for number, node in enumerate(nodes) if set(node) & set(place.cpus)] for place in places]
-    for place, own in zip(places, homes):
-        assert sorted(place.cpus) == [cpu for number in own for cpu in nodes[number]]  # whole nodes
-        assert len(own) == 1 or instances < len(nodes)
     assert homes == sorted(homes)
+    assert all(len(own) == 1 or instances < len(nodes) for own in homes)
     counts = [sum(number in own for own in homes) for number in range(len(nodes))]
     assert max(counts) - min(counts) <= 1
     for number, node in enumerate(nodes):
-        threads = sum(place.threads for place, own in zip(places, homes) if own == [number])
-        assert threads <= max(len(node), counts[number])
+        own = [place for place, home in zip(places, homes) if number in home]
+        shares = [set(place.cpus) & set(node) for place in own]
+        if len(own) > len(node):
+            assert all(share == set(node) for share in shares)
+        else:
+            assert sum(map(len, shares)) == len(node) and max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(NODES, st.integers(1, 40))
+def test_instances_that_are_not_pinned_share_the_threads(sizes, instances):
+    places = placement.place_anywhere(make_nodes(sizes), instances)
+    assert places == [placement.Place(max(sum(sizes) // instances, 1), None)] * instances
 
 
 @given(st.lists(st.integers(0, 300), unique=True))
@@ -50,10 +55,30 @@ def test_the_kernels_lists_are_read(cpus):
 
 
 def test_the_nodes_have_the_cores_that_this_process_may_use():
-    for numa in (True, False):
-        nodes = placement.read_nodes(numa)
-        assert sorted(cpu for node in nodes for cpu in node) == sorted(os.sched_getaffinity(0))
-    assert len(placement.read_nodes(numa=False)) == 1
+    nodes = placement.read_nodes()
+    assert sorted(cpu for node in nodes for cpu in node) == sorted(os.sched_getaffinity(0))
+
+
+def test_threads_of_a_physical_core_stand_together(monkeypatch):
+    monkeypatch.setattr(placement, "_physical_core", lambda cpu: (cpu % 4, cpu))  # 0 and 4 are one core
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1000, 1008)))  # which no node here has
+    assert placement.read_nodes() == [[1000, 1004, 1001, 1005, 1002, 1006, 1003, 1007]]
+
+
+@pytest.mark.parametrize("words", [(), ("--process-placement", "disabled")], ids=["pinned", "anywhere"])
+def test_instances_get_cores_of_their_own_unless_that_is_turned_off(words):
+    """Forks and fresh processes."""
+    program = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    command = [sys.executable, "-m", "tf_ipu_dp.emulator.poprun", "--num-instances", "2", "--num-replicas", "2", *words]
+    expected = placement.place(placement.read_nodes(), 2)
+    cpus = [sorted(os.sched_getaffinity(0) if words else place.cpus) for place in expected]
+    for preloads in "10":
+        environ = {**os.environ, "IPU_EMULATOR_PRELOAD": preloads}
+        done = subprocess.run(
+            [*command, sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+        )
+        lines = [f"[1,{index}]<stdout>:{' '.join(map(str, own))}" for index, own in enumerate(cpus)]
+        assert sorted(done.stdout.splitlines()) == lines
 
 
 def test_instances_get_their_share_of_threads_unless_somebody_has_chosen():
