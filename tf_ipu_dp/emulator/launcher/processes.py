@@ -157,7 +157,7 @@ class LocalProcesses:
             threading.Thread(target=self._watch_stopped, daemon=True).start()
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to every running process and its process group.
+        """Sends a signal to every running process and its process group; those that are stopped continue to handle it.
 
         Children that have left the group get only SIGTERM and SIGKILL.
         """
@@ -165,6 +165,7 @@ class LocalProcesses:
             if process.returncode is None:
                 try:
                     os.killpg(process.pid, number)
+                    os.killpg(process.pid, signal.SIGCONT)
                 except ProcessLookupError:  # a fork that does not lead its group yet
                     _send_signal(process.pid, number)
                 except PermissionError:

@@ -89,6 +89,21 @@ class StoppedProcess:
         self.happened.put((index, pid, seconds))
 
 
+def test_a_process_that_is_stopped_ends_by_a_signal_as_one_that_runs():
+    observer = StoppedProcess()
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
+    words = [sys.executable, "-c", program]
+    local = processes.LocalProcesses("", {4: processes.Command(words, dict(os.environ))}, observer, observer)
+    local.prepare()
+    local.start()
+    try:
+        os.waitid(os.P_PID, local._processes[4].pid, os.WSTOPPED | os.WNOWAIT)
+        local.send_signal(signal.SIGTERM)
+        assert observer.happened.get(timeout=60).by_signal == signal.SIGTERM
+    finally:
+        local.close(0.0, terminate=False)
+
+
 def test_a_process_that_is_stopped_for_too_long_is_reported_once(monkeypatch):
     for name, value in (("_STATE_POLL_S", 0.05), ("_OTHERS_REPORT_WITHIN_S", 0.1)):
         monkeypatch.setattr(processes, name, value)
