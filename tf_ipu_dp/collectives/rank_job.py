@@ -31,6 +31,8 @@ _STOP_S = 20.0
 _WATCH_S = 0.2
 _LAST_LINES = 20
 _REMOTE_SHELL_VARIABLE = "OMPI_MCA_plm_rsh_agent"
+# These programs need no IPUs, and what usually starts them (horovodrun, torchrun) does not pin them to cores.
+_POPRUN_OPTIONS = ("--offline-mode", "on", "--process-placement", "disabled")
 
 
 @dataclasses.dataclass
@@ -125,7 +127,7 @@ def make_command(
     launcher = "mpirun" if engine == "mpi" else "emulator"
     if launcher == "mpirun" and not shutil.which("mpirun"):
         raise cli.UsageError("--engine=mpi needs mpirun, which is not on the PATH. Use --engine=gloo.")
-    extra = ("--offline-mode", "on") if launcher == "emulator" else _mpi_options(network)
+    extra = _POPRUN_OPTIONS if launcher == "emulator" else _mpi_options(network)
     environ = {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_CONTROLLER": engine}
     if network is not None:
         environ[_REMOTE_SHELL_VARIABLE] = network.remote_shell
