@@ -37,7 +37,6 @@ class Saver:
         self.best = Store(folder.best, 1, store.warn)
         self.saved_step = 0  # of the last checkpoint that was begun
         self._durable_step = 0
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._begun: Optional[Future[Checkpoint]] = None
 
     @property
@@ -96,7 +95,9 @@ class Saver:
         if self._session.world.is_leader:
             self.finish()
             finish = store.begin(manifest, lambda prefix: self._session.state.write(str(prefix)))
-            self._begun = self._writer.submit(finish)
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            self._begun = thread.submit(finish)
+            thread.shutdown(wait=False)  # it ends when the checkpoint is written
         else:
             self._write_and_delete()
 

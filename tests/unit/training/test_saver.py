@@ -74,6 +74,10 @@ def test_training_goes_on_while_a_checkpoint_waits_for_the_disk_and_does_not_cha
     for path, value in zip(sorted(store.folder.glob("step-*")), (1.0, 2.0)):
         saved = tf.train.load_checkpoint(str(path / "state"))
         assert (saved.get_tensor("weight/.ATTRIBUTES/VARIABLE_VALUE") == value).all()
+    for thread in threading.enumerate():  # none waits for further checkpoints
+        if thread.name.startswith("checkpoint"):
+            thread.join(timeout=60)
+            assert not thread.is_alive()
 
 
 def test_a_checkpoint_that_cannot_be_finished_ends_the_training_with_its_sentence(tmp_path, monkeypatch):
