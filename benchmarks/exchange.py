@@ -4,8 +4,8 @@
 
 Two processes, each pinned to a core, sum arrays of the bytes of the MLP's and of ResNet-50's gradients. Before each sum
 they touch other memory, as a backward pass does, and wait for each other; the wait is not counted. Reported: median and
-90 % quantile of the first process. With MALLOC_TRIM_THRESHOLD_=2000000000 the C library keeps memory that results have
-left, and the difference is what new memory costs.
+90 % quantile of the first process. With MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 in its
+environment the C library keeps memory that results have left, and the difference is what new memory costs.
 """
 
 from __future__ import annotations

@@ -224,14 +224,14 @@ def test_an_engine_is_calibrated_once_and_its_cells_are_predicted(engine, tmp_pa
     said = []
     found = engine_probe.probe(engine, words, cells, said.append, on_one_machine=False)
     assert [each.shape.processes for each in found.times] == [1, 2]
-    assert 0 <= found.shared_exchange.seconds < found.shared_exchange.update_s
+    (job,) = found.shared_exchanges
+    assert 0 <= job.seconds < job.update_s
     assert len(said) == 1 and said[0].startswith(f"calibrating {engine}: 3 starts, about ")
     assert engine_probe.probe(engine, words, cells, said.append, on_one_machine=False) == found and len(said) == 1
     collective = Calibration("2026-11-18", "Horovod", (MessageTime(2048, 1e-4), MessageTime(2e6, 2e-3)))
     alone, two = prediction.predict_others(cells, found, collective)
     assert alone.update_s == found.times[0].total_s
-    without, job = found.times[1].total_s, found.shared_exchange.update_s
-    assert two.update_s == pytest.approx(max(without, job))
+    assert two.update_s == pytest.approx(max(found.times[1].total_s, job.update_s))
 
 
 def test_a_program_of_a_calibration_that_fails_ends_the_others(tmp_path):

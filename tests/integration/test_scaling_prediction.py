@@ -36,7 +36,8 @@ def test_shapes_are_measured_once_and_kept(cache):
     assert [each.shape.processes for each in found.times] == [1, 2]
     assert all(each.compute_s > 0 and each.optimizer_s > 0 and each.overhead_s > 0 for each in found.times)
     assert found.emulated and found.bucket_bytes == (2_576_680,)
-    assert 0 < found.shared_exchange.seconds < found.shared_exchange.update_s and found.slowdown >= 1
+    (job,) = found.shared_exchanges
+    assert 0 < job.seconds < job.update_s and found.slowdown_of(2) >= 1
     assert [each.split(" of ")[0] for each in said] == ["calibrating the compute", "calibrating the exchange"]
     assert len(list(cache.iterdir())) == 1
     assert compute_probe.probe(WORDS, cells, said.append) == found and len(said) == 2

@@ -55,14 +55,14 @@ class ShapeTime(Record):
 
 @dataclasses.dataclass(frozen=True)
 class SharedExchange(Record):
-    """An update of a job of two instances that share this machine's cores, and the exchange in it.
+    """An update of a job of instances that share this machine's cores, and the exchange in it.
 
     Horovod's threads then wait for cores, and the instances for each other: the exchange takes longer than alone. And
     they take cores from the rest of the update: it takes longer than in processes that exchange nothing.
     Instances on one host exchange gradients through shared memory, those of several hosts never.
     """
 
-    INSTANCES: ClassVar[int] = 2
+    FEWEST: ClassVar[int] = 2  # instances of such a job
 
     shape: Shape
     seconds: float  # of the exchange, waiting included
@@ -81,7 +81,7 @@ class ComputeCalibration(Record):
     bucket_bytes: Tuple[int, ...]  # that one update all-reduces between processes
     times: Tuple[ShapeTime, ...]
     facts: Dict[str, str] = dataclasses.field(default_factory=dict)
-    shared_exchange: Optional[SharedExchange] = None  # None: no cell has instances that share cores
+    shared_exchanges: Tuple[SharedExchange, ...] = ()  # none: no cell has instances that share cores
 
     def time_of(self, shape: Shape) -> Optional[ShapeTime]:
         """Returns the time of a shape: measured, or on a line through measured ones; None if nothing is near it."""
@@ -102,15 +102,19 @@ class ComputeCalibration(Record):
         longer = {name: getattr(found, name) * turns for name in ("compute_s", "optimizer_s", "overhead_s")}
         return dataclasses.replace(found, shape=shape, **longer)
 
+    def shared_exchange_of(self, processes: int) -> Optional[SharedExchange]:
+        """Returns that of the job with so many processes, or with the next fewer; None if none was measured."""
+        found = {each.shape.processes: each for each in self.shared_exchanges if each.shape.processes <= processes}
+        return found[max(found)] if found else None
+
     @property
     def exchanges_in_memory(self) -> bool:
         """Whether the instances of one host were seen to exchange gradients through shared memory."""
-        return self.shared_exchange is not None and self.shared_exchange.in_memory
+        return any(each.in_memory for each in self.shared_exchanges)
 
-    @property
-    def slowdown(self) -> float:
-        """By which factor an update takes longer, without its exchange, in instances that share cores."""
-        job = self.shared_exchange
+    def slowdown_of(self, processes: int) -> float:
+        """By which factor an update takes longer, without its exchange, in so many instances that share cores."""
+        job = self.shared_exchange_of(processes)
         alone = self.time_of(job.shape) if job else None
         return max((job.update_s - job.seconds) / alone.total_s, 1.0) if job and alone and alone.total_s else 1.0
 
@@ -151,6 +155,16 @@ def shapes_to_measure(shapes: Sequence[Shape], most_per_group: int = 4, *, cores
             group = [group[place] for place in sorted(places)]
         found += group
     return found
+
+
+def jobs_to_measure(processes: Sequence[int], cores: int) -> List[int]:
+    """Returns how many instances the jobs have from which the exchanges of so many processes are predicted.
+
+    Two, and the fewest that take turns on the cores: there, a late instance may have waited for a core.
+    """
+    shared = [each for each in processes if each > 1]
+    crowds = [each for each in shared if each >= 2 * cores]
+    return sorted({SharedExchange.FEWEST, *([min(crowds)] if crowds else [])}) if shared else []
 
 
 def fit_line(places: Sequence[float], values: Sequence[float]) -> Tuple[float, float]:

@@ -36,6 +36,7 @@ from tf_ipu_dp.scaling.compute_calibration import (
     Shape,
     ShapeTime,
     SharedExchange,
+    jobs_to_measure,
     shape_of,
     shapes_to_measure,
 )
@@ -74,25 +75,28 @@ def probe(
     known = {each.shape: each for each in kept.times} if kept else {}
     cores = _cores() if _is_emulated(config) else None
     missing = [shape for shape in shapes_to_measure(list(epochs), cores=cores) if shape not in known]
-    shares_cores = _is_emulated(config) and any(shape.processes > 1 for shape in epochs)
-    exchange = kept.shared_exchange if kept else None
+    sizes = jobs_to_measure([shape.processes for shape in epochs], _cores()) if _is_emulated(config) else []
     if missing:
         layouts = "1 layout" if len(missing) == 1 else f"{len(missing)} layouts"
         announce(f"calibrating the compute of {layouts}, about {_guess_seconds(missing)} s, kept in {path}")
     # As the cells do: emulated hosts have a network between them.
     in_memory = not on_one_machine and all(cell.hosts <= 1 for cell in ours) and os.environ.get(_EXCHANGE) != _HOROVOD
-    is_alike = exchange is not None and exchange.in_memory == in_memory
-    needs_exchange = shares_cores and not is_alike and _has_horovod()
+    exchanges = (
+        {each.shape.processes: each for each in kept.shared_exchanges if each.in_memory == in_memory} if kept else {}
+    )
+    new_sizes = [each for each in sizes if each not in exchanges] if sizes and _has_horovod() else []
     with ProbeProcesses(emulated=_is_emulated(config)) as processes:
         for shape in missing:
             fastest = min(known.values(), key=lambda each: each.total_s / each.shape.samples, default=None)
             times = [measure_shape(processes, config, shape, epochs[shape], fastest) for _ in range(_starts(shape))]
             known[shape] = min(times, key=lambda each: each.total_s)
-        if needs_exchange:
-            announce("calibrating the exchange of two instances that share the cores, about 10 s")
+        for instances in new_sizes:
+            announce(f"calibrating the exchange of {instances} instances that share the cores, about 10 s")
             smallest = min(known, key=lambda shape: shape.samples)
-            exchange = measure_shared_exchange(processes, config, known[smallest], in_memory=in_memory)
-    is_new = bool(missing) or needs_exchange
+            exchanges[instances] = measure_shared_exchange(
+                processes, config, known[smallest], instances, in_memory=in_memory
+            )
+    is_new = bool(missing) or bool(new_sizes)
     found = ComputeCalibration(
         date=kept.date if kept and not is_new else date.today().isoformat(),
         model=config.model,
@@ -101,7 +105,7 @@ def probe(
         bucket_bytes=read_bucket_bytes(words, ours),
         times=tuple(sorted(known.values(), key=lambda each: dataclasses.astuple(each.shape))),
         facts=facts,
-        shared_exchange=exchange,
+        shared_exchanges=tuple(exchanges[each] for each in sorted(exchanges)),
     )
     if is_new:
         save(found, path, announce)
@@ -166,11 +170,11 @@ def measure_shape(
 
 
 def measure_shared_exchange(
-    processes: ProbeProcesses, config: TrainConfig, known: ShapeTime, *, in_memory: bool
+    processes: ProbeProcesses, config: TrainConfig, known: ShapeTime, instances: int, *, in_memory: bool
 ) -> SharedExchange:
-    """Trains two instances on this machine for a moment, and returns what an update and its exchange took."""
-    shape = dataclasses.replace(known.shape, processes=SharedExchange.INSTANCES)
-    lines = shape_words(config, shape, None, SharedExchange.INSTANCES * known.total_s)
+    """Trains so many instances on this machine for a moment, and returns what an update and its exchange took."""
+    shape = dataclasses.replace(known.shape, processes=instances)
+    lines = shape_words(config, shape, None, max(instances / known.shape.processes, 1.0) * known.total_s)
     replicas = shape.replicas * shape.processes
     ipus = replicas * topology.ipus_per_replica(config.requested_stages or 1)
     words = [*lines, f"--instances={shape.processes}", f"--ipus={ipus}", "--novalidate"]

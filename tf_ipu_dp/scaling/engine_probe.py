@@ -56,7 +56,7 @@ def probe(
     kept = compute_probe.load(path)
     known = {each.shape: each for each in kept.times} if kept else {}
     shapes = [shape_of(cell, on_one_machine=on_one_machine) for cell in cells]
-    exchange = kept.shared_exchange if kept else None
+    exchange = kept.shared_exchange_of(SharedExchange.FEWEST) if kept else None
     needs_exchange = exchange is None and any(cell.instances > 1 for cell in cells)
     if needs_exchange:
         shapes.append(shape_of_two(shapes))
@@ -80,7 +80,7 @@ def probe(
         bucket_bytes=_bucket_bytes(words, cells[0]),
         times=tuple(sorted(known.values(), key=lambda each: dataclasses.astuple(each.shape))),
         facts=facts,
-        shared_exchange=exchange,
+        shared_exchanges=(exchange,) if exchange else (),
     )
     if is_new:
         compute_probe.save(found, path, announce)
@@ -89,9 +89,9 @@ def probe(
 
 def shape_of_two(shapes: Sequence[Shape]) -> Shape:
     """Returns the layout of the job of two processes: that of such a cell, else the smallest batch in two. Pure."""
-    two = [each for each in shapes if each.processes == SharedExchange.INSTANCES]
+    two = [each for each in shapes if each.processes == SharedExchange.FEWEST]
     chosen = min(two or shapes, key=lambda each: each.samples)
-    return dataclasses.replace(chosen, processes=SharedExchange.INSTANCES)
+    return dataclasses.replace(chosen, processes=SharedExchange.FEWEST)
 
 
 def time_of_updates(shape: Shape, programs: Sequence[Sequence[float]]) -> ShapeTime:
@@ -131,7 +131,7 @@ def _measure_shape(engine: str, config: TrainConfig, shape: Shape, folder: Path)
 
 def _measure_two(engine: str, config: TrainConfig, alone: ShapeTime, folder: Path) -> SharedExchange:
     """Trains two processes that exchange gradients, and returns what that adds to an update without exchanges."""
-    shape, count = alone.shape, SharedExchange.INSTANCES
+    shape, count = alone.shape, SharedExchange.FEWEST
     # It takes longer than alone: then it also is timed for longer.
     updates = min(max(math.ceil(_MOST_S / alone.total_s), 3), _MOST_UPDATES)
     order = _make_order(config, shape, Length(_WARMUP, updates), processes=count)

@@ -6,9 +6,10 @@
              + waiting                                     for cores and for each other
 
 On machines of their own, instances wait for the slowest, which follows from the jitter of the shape. Where they share
-cores, a short job of two instances says by how much an exchange takes longer than it does alone, and the rest of the
-update longer than without exchanges; of more instances they take longer by the same shares. If they exchange gradients
-through shared memory, that job has measured all of the exchange: more instances than cores take turns.
+cores, short jobs say by how much an exchange takes longer than it does alone, and the rest of the update longer than
+without exchanges: one of two instances, and one of so many that they take turns on the cores. In larger jobs they take
+longer by the same shares. If instances exchange gradients through shared memory, the job has measured all of the
+exchange, which takes more instances than cores as many turns.
 
 Another engine hides some of its exchanges behind compute. What a job of two of its processes takes longer than without
 exchanges, over the all-reduce of the model, is the share that is taken to show at all sizes; what a link adds to an
@@ -24,7 +25,7 @@ from typing import List, Optional, Sequence
 from tf_ipu_dp.collectives import predict as collective_model
 from tf_ipu_dp.collectives.calibration import Calibration
 from tf_ipu_dp.collectives.fabric import Fabric
-from tf_ipu_dp.scaling.compute_calibration import OURS, ComputeCalibration, shape_of
+from tf_ipu_dp.scaling.compute_calibration import OURS, ComputeCalibration, SharedExchange, shape_of
 from tf_ipu_dp.scaling.records import Cell, CellPrediction, UpdateParts
 
 # What instances exchange for metrics, stop requests and the times of exchanges.
@@ -63,7 +64,7 @@ def _predict_other(
     cell: Cell, compute: ComputeCalibration, collective: Optional[Calibration], fabric: Optional[Fabric]
 ) -> Optional[CellPrediction]:
     shape = shape_of(cell, on_one_machine=fabric is not None)
-    time, measured = compute.time_of(shape), compute.shared_exchange
+    time, measured = compute.time_of(shape), compute.shared_exchange_of(SharedExchange.FEWEST)
     if time is None or (cell.instances > 1 and (collective is None or measured is None)):
         return None
     shown_s = link_s = low = high = 0.0
@@ -71,7 +72,7 @@ def _predict_other(
         assert collective is not None and measured is not None
         here = dataclasses.replace(cell, hosts=1)
         alone = _all_reduce(compute.bucket_bytes, here, collective, None)
-        two = dataclasses.replace(here, instances=measured.INSTANCES)
+        two = dataclasses.replace(here, instances=measured.shape.processes)
         share = measured.seconds / _all_reduce(compute.bucket_bytes, two, collective, None).seconds
         shown_s = share * alone.seconds
         low, high = share * alone.low_s, share * alone.high_s
@@ -110,7 +111,7 @@ def predict_cell(
         metrics_s = _all_reduce([_METRICS_BYTES], cell, collective, fabric).seconds
         metrics_s *= min(1.0, _METRICS_PER_S * (time.total_s + exchange_s))
         if shares_cores:
-            time = time.scaled(compute.slowdown)
+            time = time.scaled(compute.slowdown_of(cell.instances))
             waiting_s = 0.0 if in_memory else _waiting_on_shared_cores(cell, compute, collective)
         else:
             waiting_s = time.deviation_s * expected_maximum(cell.instances)
@@ -135,20 +136,20 @@ def predict_cell(
 
 def _exchange_in_memory(cell: Cell, compute: ComputeCalibration) -> float:
     """Returns how long instances of one host take to exchange gradients, waiting for each other included."""
-    measured = compute.shared_exchange
+    measured = compute.shared_exchange_of(cell.instances)
     assert measured is not None
-    turns = max(cell.instances, compute.cores) / max(measured.INSTANCES, compute.cores)
+    turns = max(cell.instances, compute.cores) / max(measured.shape.processes, compute.cores)
     return measured.seconds * turns
 
 
 def _waiting_on_shared_cores(cell: Cell, compute: ComputeCalibration, collective: Calibration) -> float:
     """Returns how much longer an exchange takes than without a link's limit and with idle cores."""
-    measured = compute.shared_exchange
+    measured = compute.shared_exchange_of(cell.instances)
     if measured is None:
         return 0.0
     here = dataclasses.replace(cell, hosts=1)
-    two = dataclasses.replace(here, instances=measured.INSTANCES)
-    alone_s = _all_reduce(compute.bucket_bytes, two, collective, None).seconds
+    job = dataclasses.replace(here, instances=measured.shape.processes)
+    alone_s = _all_reduce(compute.bucket_bytes, job, collective, None).seconds
     return max(measured.seconds / alone_s - 1, 0.0) * _all_reduce(compute.bucket_bytes, here, collective, None).seconds
 
 

@@ -84,7 +84,8 @@ class ProbeProcesses:
     def measure_job(self, words: Sequence[str], environ: Dict[str, str]) -> List[TrainingRecord]:
         """Starts a job of several instances with `launch`, and returns its records."""
         self._stop_program()
-        run_dir, output = self._folder / "job", self._folder / "job.txt"
+        folder = Path(tempfile.mkdtemp(prefix="job", dir=self._folder))
+        run_dir, output = folder / "run", folder / "output.txt"
         process = start_session(
             _python("tf_ipu_dp.launch", "--", *words, f"--run_dir={run_dir}"), {**self._variables(), **environ}, output
         )

@@ -92,3 +92,11 @@ def test_twice_the_processes_on_the_same_cores_take_twice_as_long(emulated, expe
     time = ShapeTime(Shape(32, 1, 1, 4), 0.02, 0.0, 0.004, 0.006)
     found = ComputeCalibration("2026-11-18", "mlp", 2, emulated, (8,), (time,)).time_of(Shape(32, 1, 1, 8))
     assert (found and found.total_s) == (expected and pytest.approx(expected))
+
+
+@given(st.lists(st.integers(1, 64), max_size=6), st.integers(1, 32))
+def test_jobs_of_two_and_of_the_smallest_number_that_takes_turns_are_measured(processes, cores):
+    found = compute_calibration.jobs_to_measure(processes, cores)
+    assert bool(found) == any(each > 1 for each in processes)
+    crowds = [each for each in processes if each > 1 and each >= 2 * cores]
+    assert set(found[:1]) <= {2} and set(found) - {2} == ({min(crowds)} - {2} if crowds else set())

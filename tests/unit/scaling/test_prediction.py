@@ -31,9 +31,9 @@ def make_time(processes=1, compute_s=0.01, **changes):
     return ShapeTime(Shape(32, 1, 1, processes), compute_s, 0.001, 0.002, 0.003, **changes)
 
 
-def make_job(exchange_s, slowdown=1.0):
-    """Returns a job of two instances whose updates are so much slower than `make_time` without their exchange."""
-    return SharedExchange(Shape(32, 1, 1, 2), exchange_s, slowdown * make_time(2).total_s + exchange_s)
+def make_job(exchange_s, slowdown=1.0, instances=2):
+    """Returns a job of instances whose updates are so much slower than `make_time` without their exchange."""
+    return SharedExchange(Shape(32, 1, 1, instances), exchange_s, slowdown * make_time().total_s + exchange_s)
 
 
 def make_cell(instances=1, hosts=1, engine="tf_ipu_dp"):
@@ -64,10 +64,12 @@ def test_instances_that_share_cores_take_the_time_measured_beside_the_others_and
 
 def test_instances_that_share_cores_wait_by_the_share_that_two_of_them_did():
     alone = {n: collective_model.all_reduce_seconds([BYTES], n, 1, COLLECTIVE).seconds for n in (2, 4)}
-    compute = dataclasses.replace(make_compute(make_time(2), make_time(4)), shared_exchange=make_job(1.5 * alone[2]))
+    compute = dataclasses.replace(
+        make_compute(make_time(2), make_time(4)), shared_exchanges=(make_job(1.5 * alone[2]),)
+    )
     found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
     assert [each.parts.waiting_s for each in found] == pytest.approx([0.5 * alone[2], 0.5 * alone[4]])
-    faster = dataclasses.replace(compute, shared_exchange=make_job(0.5 * alone[2]))
+    faster = dataclasses.replace(compute, shared_exchanges=(make_job(0.5 * alone[2]),))
     assert [each.parts.waiting_s for each in prediction.predict([make_cell(2)], faster, COLLECTIVE)] == [0.0]
 
 
@@ -76,7 +78,7 @@ def test_an_exchange_through_shared_memory_takes_what_was_measured_and_more_inst
     cores, turns
 ):
     job = dataclasses.replace(make_job(0.0004), in_memory=True)
-    compute = dataclasses.replace(make_compute(make_time(2), make_time(4)), shared_exchange=job, cores=cores)
+    compute = dataclasses.replace(make_compute(make_time(2), make_time(4)), shared_exchanges=(job,), cores=cores)
     found = prediction.predict([make_cell(2), make_cell(4)], compute, COLLECTIVE)
     assert [each.parts.collective_s for each in found] == pytest.approx([0.0004 * each for each in turns])
     assert [each.parts.waiting_s for each in found] == [0.0, 0.0]
@@ -87,17 +89,27 @@ def test_an_exchange_through_shared_memory_takes_what_was_measured_and_more_inst
 
 def test_the_rest_of_an_update_takes_longer_by_the_share_that_it_did_in_two_instances():
     times = (make_time(1), make_time(2), make_time(4, compute_s=0.02))
-    compute = dataclasses.replace(make_compute(*times), shared_exchange=make_job(0.01, slowdown=1.25))
+    compute = dataclasses.replace(make_compute(*times), shared_exchanges=(make_job(0.01, slowdown=1.25),))
     alone, two, four = prediction.predict([make_cell(1), make_cell(2), make_cell(4)], compute, COLLECTIVE)
     assert alone.parts.compute_s == 0.01
     assert (two.parts.compute_s, four.parts.compute_s) == pytest.approx((0.0125, 0.025))
     assert two.parts.optimizer_s == pytest.approx(0.0025)
-    faster = dataclasses.replace(compute, shared_exchange=make_job(0.01, slowdown=0.9))
+    faster = dataclasses.replace(compute, shared_exchanges=(make_job(0.01, slowdown=0.9),))
     assert prediction.predict([make_cell(2)], faster, COLLECTIVE)[0].parts.compute_s == 0.01
 
 
+def test_of_several_jobs_the_next_smaller_one_says_how_long_an_exchange_and_the_rest_of_an_update_take():
+    jobs = [make_job(0.0004, 1.25), make_job(0.003, 1.5, instances=4)]
+    jobs = tuple(dataclasses.replace(each, in_memory=True) for each in jobs)
+    times = (make_time(2), make_time(3), make_time(4), make_time(8))
+    compute = dataclasses.replace(make_compute(*times), shared_exchanges=jobs)
+    found = prediction.predict([make_cell(2), make_cell(3), make_cell(4), make_cell(8)], compute, COLLECTIVE)
+    assert [each.parts.collective_s for each in found] == pytest.approx([0.0004, 0.0006, 0.003, 0.006])
+    assert [each.parts.compute_s for each in found] == pytest.approx([0.0125, 0.0125, 0.015, 0.015])
+
+
 def test_a_slow_link_is_not_made_slower_by_shared_cores():
-    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchange=make_job(0.01))
+    compute = dataclasses.replace(make_compute(make_time(4)), shared_exchanges=(make_job(0.01),))
     fabric = Fabric("slow", 4, Link(rate=1.25e6))
     linked, here = (
         prediction.predict([make_cell(4, hosts=hosts)], compute, COLLECTIVE, given)[0].parts.waiting_s
@@ -164,8 +176,8 @@ def test_what_gloo_was_calibrated_with_does_not_predict_mpi():
 
 def make_engine(*times, exchange_s=None, update_s=0.0):
     """Returns the calibration of another engine, whose exchange adds so much to an update of two processes."""
-    two = None if exchange_s is None else SharedExchange(Shape(32, 1, 1, 2), exchange_s, update_s)
-    return dataclasses.replace(make_compute(*times), shared_exchange=two)
+    jobs = () if exchange_s is None else (SharedExchange(Shape(32, 1, 1, 2), exchange_s, update_s),)
+    return dataclasses.replace(make_compute(*times), shared_exchanges=jobs)
 
 
 def test_one_process_of_another_engine_takes_what_was_calibrated():
