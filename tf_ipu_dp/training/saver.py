@@ -95,9 +95,9 @@ class Saver:
         if self._session.world.is_leader:
             self.finish()
             finish = store.begin(manifest, lambda prefix: self._session.state.write(str(prefix)))
-            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-            self._begun = thread.submit(finish)
-            thread.shutdown(wait=False)  # it ends when the checkpoint is written
+            writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            self._begun = writer.submit(finish)
+            writer.shutdown(wait=False)  # its thread ends when the checkpoint is written
         else:
             self._write_and_delete()
 
