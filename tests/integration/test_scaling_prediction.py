@@ -29,18 +29,22 @@ def cache(tmp_path, monkeypatch, emulator_dir):
     return tmp_path / "cache" / "tf_ipu_dp" / "scaling"
 
 
-def test_shapes_are_measured_once_and_kept(cache):
+def test_shapes_are_measured_once_and_kept(cache, monkeypatch):
+    monkeypatch.setattr(compute_probe, "_cores", lambda: 2)  # on which four instances take turns
     said = []
-    cells = [make_cell(1), make_cell(2)]
+    cells = [make_cell(1), make_cell(2), make_cell(4)]
     found = compute_probe.probe(WORDS, cells, said.append)
-    assert [each.shape.processes for each in found.times] == [1, 2]
+    assert [each.shape.processes for each in found.times] == [1, 2, 4]
     assert all(each.compute_s > 0 and each.optimizer_s > 0 and each.overhead_s > 0 for each in found.times)
     assert found.emulated and found.bucket_bytes == (2_576_680,)
-    (job,) = found.shared_exchanges
-    assert 0 < job.seconds < job.update_s and found.slowdown_of(2) >= 1
-    assert [each.split(" of ")[0] for each in said] == ["calibrating the compute", "calibrating the exchange"]
+    assert [job.shape.processes for job in found.shared_exchanges] == [2, 4]
+    assert all(0 < job.seconds < job.update_s for job in found.shared_exchanges)
+    assert [each.split(" that ")[0] for each in said[1:]] == [
+        f"calibrating the exchange of {instances} instances" for instances in (2, 4)
+    ]
+    assert said[0].startswith("calibrating the compute of 3 layouts") and len(said) == 3
     assert len(list(cache.iterdir())) == 1
-    assert compute_probe.probe(WORDS, cells, said.append) == found and len(said) == 2
+    assert compute_probe.probe(WORDS, cells, said.append) == found and len(said) == 3
     (predicted,) = prediction.predict(cells, found, None)
     assert predicted.cell == "tf_ipu_dp-1" and predicted.low_s <= predicted.update_s <= predicted.high_s
 

@@ -94,9 +94,16 @@ def test_twice_the_processes_on_the_same_cores_take_twice_as_long(emulated, expe
     assert (found and found.total_s) == (expected and pytest.approx(expected))
 
 
-@given(st.lists(st.integers(1, 64), max_size=6), st.integers(1, 32))
-def test_jobs_of_two_and_of_the_smallest_number_that_takes_turns_are_measured(processes, cores):
-    found = compute_calibration.jobs_to_measure(processes, cores)
-    assert bool(found) == any(each > 1 for each in processes)
-    crowds = [each for each in processes if each > 1 and each >= 2 * cores]
-    assert set(found[:1]) <= {2} and set(found) - {2} == ({min(crowds)} - {2} if crowds else set())
+@pytest.mark.parametrize(
+    ("processes", "cores", "jobs"),
+    [
+        ([1], 2, []),
+        ([1, 2, 4], 8, [2]),
+        ([1, 2, 3], 2, [2]),
+        ([1, 2, 4], 2, [2, 4]),
+        ([1, 8, 4, 16], 2, [2, 4]),
+        ([2, 3], 1, [2]),
+    ],
+)
+def test_jobs_of_two_and_of_the_fewest_that_take_turns_on_the_cores_are_measured(processes, cores, jobs):
+    assert compute_calibration.jobs_to_measure(processes, cores) == jobs
